@@ -1,0 +1,1 @@
+"""The command `handoff`: one module a command."""

@@ -1,0 +1,1 @@
+"""What happens: engine cores, live sessions over TCP, and virtual time."""

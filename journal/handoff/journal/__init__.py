@@ -1,0 +1,1 @@
+"""What happened: the coordinator, the log, and everything that is read out of it."""
