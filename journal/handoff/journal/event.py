@@ -134,7 +134,8 @@ def event_from_row(row: tuple[Any, ...]) -> Event:
 
 _SPECIAL_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0.0": -0.0}
 _FLOAT_TAG = "$float"
-_MAX_EXACT_JSON_INT = 2**63
+_OBJECT_TAG = "$object"
+"""Wraps an object that would otherwise look like one of our tags."""
 
 
 def _tagged(value: Any) -> Any:
@@ -144,16 +145,21 @@ def _tagged(value: Any) -> Any:
             return value
         return {_FLOAT_TAG: "nan" if math.isnan(value) else repr(value)}
     if isinstance(value, dict):
-        return {key: _tagged(item) for key, item in value.items()}
+        tagged = {key: _tagged(item) for key, item in value.items()}
+        looks_like_a_tag = len(tagged) == 1 and not tagged.keys().isdisjoint((_FLOAT_TAG, _OBJECT_TAG))
+        return {_OBJECT_TAG: list(tagged.items())} if looks_like_a_tag else tagged
     if isinstance(value, list | tuple):
         return [_tagged(item) for item in value]
     return value
 
 
-def _untagged(pairs: dict[str, Any]) -> Any:
-    if len(pairs) == 1 and _FLOAT_TAG in pairs:
-        return _SPECIAL_FLOATS[pairs[_FLOAT_TAG]]
-    return pairs
+def _untagged(read: dict[str, Any]) -> Any:
+    if len(read) == 1:
+        if _FLOAT_TAG in read:
+            return _SPECIAL_FLOATS[read[_FLOAT_TAG]]
+        if _OBJECT_TAG in read:
+            return dict(read[_OBJECT_TAG])
+    return read
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
