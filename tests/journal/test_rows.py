@@ -62,7 +62,7 @@ def test_a_value_reads_back_as_it_was_written(value: object, verdict: Verdict | 
 
 
 def test_the_kind_of_an_outcome_tells_its_verdict() -> None:
-    kinds = {kind_of(VALUES[1][0], verdict) for verdict in list(Verdict)[:1] + [Verdict.DUPLICATE, Verdict.LATE]}
+    kinds = {kind_of(VALUES[1][0], verdict) for verdict in (Verdict.APPLIED, Verdict.DUPLICATE, Verdict.LATE)}
     assert kinds == {Kind.OUTCOME_APPLIED, Kind.OUTCOME_DUPLICATE, Kind.OUTCOME_LATE}
 
 
