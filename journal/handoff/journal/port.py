@@ -16,7 +16,7 @@ from attrs import Factory, define, frozen
 
 from handoff.journal.declarations import ActorStarted, HandoffOpened
 from handoff.journal.event import Event, event_from_row
-from handoff.journal.row_codec import encode
+from handoff.journal.row_codec import encode, handoff_of
 from handoff.journal.step import Step
 from handoff.journal.terms import ActorKind
 from handoff.journal.vocabulary import Seq
@@ -42,7 +42,7 @@ class ActorHandle:
 
     Attributes:
         actors: its number, then those of its sub-machines, by slot.
-        handoff: the handoff's number, or None.
+        handoff: the handoff's number, or None; a value with a ``handoff`` of its own is a row of that one.
         source: the number of the source whose rows these are, or None.
     """
 
@@ -147,8 +147,8 @@ class MemoryJournal:
             fields = encode(entry.value, entry.verdict, row_cause, caused=index == 0 and cause is not None)
             self.events.append(
                 event_from_row(
-                    (first + index, first, self.run, actor.handoff, actor.actors[entry.slot], actor.source,
-                     at_ms, None, None, *fields)
+                    (first + index, first, self.run, handoff_of(entry.value, actor.handoff),
+                     actor.actors[entry.slot], actor.source, at_ms, None, None, *fields)
                 )
             )  # fmt: skip
         return first

@@ -26,6 +26,7 @@ T = TypeVar("T", bound=type)
 Kinds = Kind | Mapping[Verdict, Kind]
 
 _COLUMN_FIELDS = ("name", "action_id", "outcome", "rank", "generation", "attempt")
+_HANDOFF = "handoff"
 
 converter = Converter(forbid_extra_keys=True, omit_if_default=True, prefer_attrib_converters=True)
 """Payloads and configurations; unknown keys are errors."""
@@ -92,7 +93,7 @@ def row(kinds: Kinds, *, actors: tuple[ActorKind, ...] = (), inherited: tuple[st
             cls=cls,
             kinds=kinds,
             columns=tuple(column in names for column in _COLUMN_FIELDS),
-            payload=tuple((f.name, f.default) for f in attrs.fields(cls) if f.name not in _COLUMN_FIELDS),
+            payload=tuple((f.name, f.default) for f in attrs.fields(cls) if f.name not in (*_COLUMN_FIELDS, _HANDOFF)),
             inherited=frozenset(inherited),
             types=get_type_hints(cls),
         )
@@ -141,6 +142,12 @@ def encode(value: object, verdict: Verdict | None, cause: int | None, *, caused:
     )
 
 
+def handoff_of(value: object, default: int | None) -> int | None:
+    """The handoff's number that the row of `value` belongs to; `default` is that of its actor."""
+    own: int | None = getattr(value, _HANDOFF, None)
+    return default if own is None else own
+
+
 _PLAIN = (int, float, str, bool)
 
 
@@ -174,6 +181,8 @@ def decode(event: Event, actor: ActorKind | None = None, cause: object | None = 
             item = getattr(event, column)
             if present and item is not None:
                 stored[column] = item
+        if _HANDOFF in spec.types and event.handoff is not None:
+            stored[_HANDOFF] = event.handoff
         given = {name: getattr(cause, name) for name in spec.inherited if hasattr(cause, name)}
         for name in given:
             stored.pop(name, None)

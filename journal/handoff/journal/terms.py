@@ -56,12 +56,14 @@ class Kind(StrEnum):
     REQUEST_ARRIVED = "request_arrived"  # in
     REQUEST_ROUTED = "request_routed"  # out
     REQUEST_ENDED = "request_ended"  # in
+    CACHE_CHANGED = "cache_changed"  # in: an engine published or dropped blocks, for cache-aware routing
     ADMISSION = "admission"  # in, out
     # admission
     PERMIT_REQUESTED = "permit_requested"  # in
     PERMIT_TAKEN = "permit_taken"  # out
     PERMIT_REFUSED = "permit_refused"  # out
     PERMIT_RETURNED = "permit_returned"  # in
+    POOL_CLOSED = "pool_closed"  # in
     # rendezvous
     SOURCE_REGISTERED = "source_registered"  # in
     DESTINATION_CONNECTED = "destination_connected"  # in
@@ -121,6 +123,7 @@ class Kind(StrEnum):
     OUTCOME_LATE = "outcome_late"  # in
     COORDINATOR_ERROR = "coordinator_error"  # out
     # engine
+    REQUEST_PREPARED = "request_prepared"  # in
     ENGINE_COMMAND = "engine_command"  # in
     ENGINE_ADVANCED = "engine_advanced"  # in: the model clock was read
     ENGINE_ANSWERED = "engine_answered"  # out
