@@ -156,18 +156,6 @@ class KvEvent(NamedTuple):
     block_names: tuple[int, ...]
 
 
-class TokenGap(NamedTuple):
-    """Equal waits between two consecutive tokens, of several requests.
-
-    Attributes:
-        gap_ms: the wait.
-        requests: how many requests waited so; they are not named, see `PassResult.leavers`.
-    """
-
-    gap_ms: float
-    requests: int
-
-
 @frozen
 class ForwardPassMetrics:
     """What one pass worked on and what it left waiting. Lengths in tokens, variances over the population."""
@@ -235,11 +223,19 @@ class PressureRecord:
     active_blocks_after: int
 
 
+class HasRequestId(Protocol):
+    """Anything of a scheduler that stands for one request."""
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request."""
+
+
 @define(eq=False)
 class PassResult:
     """One pass, or a run of passes in which only tokens were added.
 
-    `ends`, `held`, `kv_events`, `token_requests`, `metrics` are complete once the pass was settled; all of them
+    `ends`, `held`, `kv_events`, `token_sequences`, `metrics` are complete once the pass was settled; all of them
     become visible at `end_ms`. `admissions` are visible at `start_ms`.
 
     Attributes:
@@ -250,7 +246,7 @@ class PassResult:
         effect: False for a pass that did nothing at all.
         repeatable: with `effect` False: whether the same pass again would change nothing either.
         admissions: taken into the batch, in order.
-        token_requests: requests that got one token in each pass, in batch order; the completed ones included.
+        token_sequences: what got one token in each pass, in batch order; the completed ones included.
         ends: requests that left, in the scheduler's order.
         held: prefills that are complete and kept, in the same order.
         kv_events: cache events, in order.
@@ -265,12 +261,17 @@ class PassResult:
     effect: bool = True
     repeatable: bool = True
     admissions: list[Admission] = field(factory=list)
-    token_requests: list[RequestId] = field(factory=list)
+    token_sequences: Sequence["HasRequestId"] = ()
     ends: list[RequestEnd] = field(factory=list)
     held: list[SourceHeld] = field(factory=list)
     kv_events: list[KvEvent] = field(factory=list)
     metrics: ForwardPassMetrics | None = None
     pressure: list[PressureRecord] = field(factory=list)
+
+    @property
+    def token_requests(self) -> list[RequestId]:
+        """The requests that got one token in each pass, in batch order."""
+        return [sequence.request_id for sequence in self.token_sequences]
 
 
 @frozen

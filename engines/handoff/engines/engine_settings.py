@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import Attribute, define, field, frozen
 
+from handoff.journal.transfer_timing import TransferTiming
 from handoff.journal.vocabulary import EngineType, TimingMode, WorkerRole
 
 
@@ -132,7 +133,7 @@ class EngineSettings:
 
     engine_type: EngineType = field(default=EngineType.VLLM, converter=EngineType)
     worker_role: WorkerRole = field(default=WorkerRole.AGGREGATED, converter=WorkerRole)
-    block_size: int = field(default=None, validator=_none_or_at_least(1))  # type: ignore[assignment]
+    block_size: int = field(default=None, validator=_none_or_at_least(1))
     num_gpu_blocks: int = field(default=16384, validator=_at_least(1))
     max_num_batched_tokens: int | None = field(default=8192, validator=_none_or_at_least(1))
     max_num_seqs: int | None = field(default=256, validator=_none_or_at_least(1))
@@ -196,3 +197,12 @@ class EngineSettings:
     def decode_speedup(self) -> float:
         """Divisor of decode durations."""
         return self.speedup_ratio * self.decode_speedup_ratio
+
+    def transfer_timing(self, prompt_tokens: int) -> TransferTiming:
+        """What a transfer of a prompt from this engine costs; a bandwidth of 0 means that it is not modelled."""
+        return TransferTiming(
+            self.kv_transfer_timing_mode,
+            prompt_tokens,
+            self.kv_bytes_per_token,
+            self.kv_transfer_bandwidth or None,
+        )
