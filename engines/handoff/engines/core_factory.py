@@ -1,0 +1,14 @@
+"""Makes the core that a set-up asks for."""
+
+from handoff.engines.engine_core import EngineCore
+from handoff.engines.engine_settings import EngineSettings
+from handoff.engines.timing_model import PolynomialTiming
+from handoff.engines.vllm import VllmCore
+
+
+def build_core(
+    settings: EngineSettings, *, capture_kv_events: bool = False, capture_metrics: bool = False
+) -> EngineCore:
+    """A new engine core with a timing model of its own."""
+    timing = PolynomialTiming(settings.capacity_tokens, settings.prefill_speedup, settings.decode_speedup)
+    return VllmCore(settings, timing, capture_kv_events=capture_kv_events, capture_metrics=capture_metrics)
