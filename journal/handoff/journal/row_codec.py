@@ -195,6 +195,19 @@ def decode(event: Event, actor: ActorKind | None = None, cause: object | None = 
         raise UnreadableRow(event.seq, _readable(error)) from error
 
 
+def inherits(kind: str, actor: ActorKind | None) -> frozenset[str]:
+    """The fields that a caused input of this kind takes from its cause; none for kinds that are unknown."""
+    spec = _BY_KIND.get((actor, kind)) or _BY_KIND.get((None, kind))
+    return frozenset() if spec is None else spec.inherited
+
+
+def verdict_kinds(cls: type) -> frozenset[tuple[str, str]]:
+    """Every pair of kind and verdict that a row of this class of inputs may have."""
+    spec = _BY_CLASS[cls]
+    verdicts = Verdict if isinstance(spec.kinds, Kind) else (*spec.kinds, Verdict.CRASHED)
+    return frozenset((spec.kind_for(verdict).value, verdict.value) for verdict in verdicts)
+
+
 def _readable(error: Exception) -> str:
     if isinstance(error, ExceptionGroup):
         return "; ".join(transform_error(error))

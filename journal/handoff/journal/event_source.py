@@ -1,0 +1,152 @@
+"""What replay and the readers need of a journal, whoever kept it.
+
+They only ever stream rows in order, look one row up, and look one actor up. `reader.JournalReader` does that from a
+file in bounded memory; `EventList` does it from rows in memory.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+
+from handoff.journal.declarations import ActorStarted
+from handoff.journal.event import Event
+from handoff.journal.row_codec import decode
+from handoff.journal.terms import ActorKind, Kind
+
+
+class ActorDeclaration(Protocol):
+    """An actor as its `actor_started` row declares it."""
+
+    @property
+    def actor(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def kind(self) -> ActorKind:
+        """Which machine it is an instance of."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What its machine was built from."""
+        ...
+
+    @property
+    def parent(self) -> int | None:
+        """The actor that owns it as a sub-machine."""
+        ...
+
+    @property
+    def handoff(self) -> int | None:
+        """The handoff it serves, if it serves one alone."""
+        ...
+
+
+class EventSource(Protocol):
+    """Rows in order, and look-ups by number."""
+
+    def events(
+        self,
+        *,
+        first: int = 1,
+        last: int | None = None,
+        handoff: int | None = None,
+        actor: int | None = None,
+        run: int | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> Iterator[Event]:
+        """The rows from `first` to `last`, narrowed to one handoff, actor, run or some kinds."""
+        ...
+
+    def event(self, seq: int) -> Event:
+        """One row.
+
+        Raises:
+            LookupError: there is no such row.
+        """
+        ...
+
+    def actor(self, number: int) -> ActorDeclaration:
+        """One actor's declaration.
+
+        Raises:
+            LookupError: there is no such actor.
+        """
+        ...
+
+
+@frozen
+class DeclaredActor:
+    """An `actor_started` row with the handoff and run it was declared for."""
+
+    actor: int
+    kind: ActorKind
+    label: str
+    config: Mapping[str, Any]
+    parent: int | None
+    handoff: int | None
+    run: int
+
+
+def declared_actor(event: Event) -> DeclaredActor:
+    """What an `actor_started` row declares.
+
+    Raises:
+        UnreadableRow: the row does not fit its kind.
+    """
+    started: ActorStarted = decode(event)
+    return DeclaredActor(
+        started.actor, started.kind, started.label, started.config, started.parent, event.handoff, event.run
+    )
+
+
+@define
+class EventList:
+    """Rows in memory as an `EventSource`; they need not be numbered soundly."""
+
+    rows: Sequence[Event]
+    _by_seq: dict[int, Event] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._by_seq = {event.seq: event for event in self.rows}
+
+    def events(
+        self,
+        *,
+        first: int = 1,
+        last: int | None = None,
+        handoff: int | None = None,
+        actor: int | None = None,
+        run: int | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> Iterator[Event]:
+        """See `EventSource`."""
+        for event in self.rows:
+            if (
+                event.seq >= first
+                and (last is None or event.seq <= last)
+                and (handoff is None or event.handoff == handoff)
+                and (actor is None or event.actor == actor)
+                and (run is None or event.run == run)
+                and (kinds is None or event.kind in kinds)
+            ):
+                yield event
+
+    def event(self, seq: int) -> Event:
+        """See `EventSource`."""
+        return self._by_seq[seq]
+
+    def actor(self, number: int) -> DeclaredActor:
+        """See `EventSource`."""
+        for event in self.events(kinds={Kind.ACTOR_STARTED.value}):
+            declared = declared_actor(event)
+            if declared.actor == number:
+                return declared
+        raise LookupError(f"no row declares actor {number}")

@@ -1,0 +1,444 @@
+"""The full tier: every actor takes its recorded inputs again, and every row is compared.
+
+Rows come in order. Those of one group are one step of one actor: the first is its input, the rest is what it answered.
+The input's value is decoded, or taken from its cause where it has one, so that nothing is believed that another actor
+decided; the machine takes it at the recorded time; and the rows that its answer becomes are compared with the recorded
+ones, column by column. Nothing depends on how the rows of two actors interleave.
+
+What the rows must satisfy before anything can be re-executed is checked on the way: numbers without gaps, groups
+without strangers, causes that lie before and fit, times that never run backwards within an actor, declarations in order
+of their numbers, and endings that count right.
+
+After its first divergence an actor's machine is no witness any more: its later rows are skipped and counted. Actors
+whose machine is not in the table are recorded, not re-executed, and counted so.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from handoff.journal.declarations import RunEnded
+from handoff.journal.divergence import (
+    Difference,
+    Divergence,
+    DivergenceClass,
+    FieldDifference,
+    classify,
+    describe,
+    differences_between,
+    readable,
+)
+from handoff.journal.event import Event, event_from_row
+from handoff.journal.event_source import EventSource, declared_actor
+from handoff.journal.replay_report import Findings, ReplayReport, RunEnding, Tier
+from handoff.journal.row_codec import UnreadableRow, decode, encode, handoff_of, inherits
+from handoff.journal.seats import RecentValues, Seat, Seats
+from handoff.journal.step import MachineFactory, Step, crashed
+from handoff.journal.terms import ActorKind, EndState, Kind
+from handoff.journal.vocabulary import ActorId, Seq, Verdict
+
+_SESSIONS = frozenset({ActorKind.SOURCE_SESSION, ActorKind.DESTINATION_SESSION})
+_CAUSE_CHAIN = 16
+
+
+@define
+class FullReplay:
+    """Re-executes a journal once; `run` gives the report."""
+
+    source: EventSource
+    machines: Mapping[ActorKind, MachineFactory]
+    on_row: Callable[[int], None] | None = None
+    machines_at_once: int = 8192
+    _found: Findings = field(factory=lambda: Findings(Tier.FULL), init=False)
+    _seats: Seats = field(init=False)
+    _values: RecentValues = field(factory=RecentValues, init=False)
+    _handoffs: int = field(default=0, init=False)
+    _actors: int = field(default=0, init=False)
+    _run: int | None = field(default=None, init=False)
+    _run_rows: int = field(default=0, init=False)
+    _run_handoffs: int = field(default=0, init=False)
+    _open_sessions: dict[int, int] = field(factory=dict, init=False)
+    _crashed_handoffs: set[int] = field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._seats = Seats(self.source, self.machines, self._catch_up, self.machines_at_once)
+
+    def run(self) -> ReplayReport:
+        """Read every row once, and re-execute every step."""
+        for group in self._groups():
+            head = group[0]
+            if head.actor is None:
+                self._declaration(head)
+            else:
+                self._step(group)
+        return self._found.report(tuple(self._open_sessions))
+
+    # -- rows into groups -----------------------------------------------------------------------------
+
+    def _groups(self) -> Iterator[list[Event]]:
+        group: list[Event] = []
+        expected_seq = 1
+        for event in self.source.events():
+            if event.seq != expected_seq:
+                self._misnumbered(event, expected_seq)
+            expected_seq = event.seq + 1
+            self._count(event)
+            if group and event.grp == group[0].seq and event.actor is not None and group[0].actor is not None:
+                group.append(event)
+                continue
+            if group:
+                yield group
+            group = [event]
+        if group:
+            yield group
+
+    def _count(self, event: Event) -> None:
+        found = self._found
+        found.rows += 1
+        found.last_seq = event.seq
+        if event.run != self._run:
+            if self._run is not None and event.run < self._run:
+                self._structure(event, f"a row of run {event.run} follows one of run {self._run}")
+            self._run, self._run_rows, self._run_handoffs = event.run, 0, 0
+            self._open_sessions.clear()
+            found.runs.setdefault(event.run, RunEnding(event.run, None))
+        elif event.kind == Kind.RUN_RESUMED:
+            found.runs[event.run] = RunEnding(event.run, None)
+        elif found.runs[event.run].name is not None:
+            self._structure(event, f"a row follows the last row of run {event.run}")
+        self._run_rows += 1
+        if self.on_row is not None and event.seq % 1024 == 0:
+            self.on_row(event.seq)
+
+    def _misnumbered(self, event: Event, expected_seq: int) -> None:
+        if event.seq > expected_seq:
+            lost = event.seq - expected_seq
+            rows = f"row {expected_seq} is" if lost == 1 else f"rows {expected_seq} to {event.seq - 1} are"
+            self._structure(event, f"{rows} missing before row {event.seq}", kind=DivergenceClass.MISSING)
+        else:
+            self._structure(event, f"row {event.seq} stands after row {expected_seq - 1}", DivergenceClass.REORDERED)
+
+    # -- declarations ---------------------------------------------------------------------------------
+
+    def _declaration(self, event: Event) -> None:
+        if event.grp != event.seq:
+            self._structure(event, f"row {event.seq} belongs to no actor and yet to the step at row {event.grp}")
+        try:
+            value = decode(event)
+            declared = declared_actor(event) if event.kind == Kind.ACTOR_STARTED else None
+        except UnreadableRow as unreadable:
+            self._structure(event, unreadable.reason, DivergenceClass.PAYLOAD)
+            return
+        match event.kind:
+            case Kind.HANDOFF_OPENED:
+                self._handoffs += 1
+                self._run_handoffs += 1
+                self._found.handoffs += 1
+                self._numbered(event, "handoff", self._handoffs, event.handoff)
+            case Kind.ACTOR_STARTED:
+                assert declared is not None
+                self._actors += 1
+                self._numbered(event, "actor", self._actors, declared.actor)
+                self._actor_declared(event, declared.kind, declared)
+            case Kind.RUN_STARTED | Kind.RUN_RESUMED:
+                self._numbered(event, "run", event.run, value.run)
+            case Kind.RUN_ENDED:
+                self._run_ended(event, value)
+            case Kind.FAULT if value.do.startswith("crash") and event.handoff is not None:
+                self._crashed_handoffs.add(event.handoff)
+            case _:
+                pass
+
+    def _numbered(self, event: Event, what: str, expected: int, actual: int | None) -> None:
+        if actual != expected:
+            self._structure(
+                event,
+                f"{what}s are numbered in the order of their rows: {expected} expected here, found {actual}",
+                differences=(FieldDifference(what, expected, actual),),
+            )
+
+    def _actor_declared(self, event: Event, kind: ActorKind, declared: Any) -> None:
+        tally = self._found.tally(kind)
+        tally.actors += 1
+        try:
+            seat = self._seats.take(declared)
+        except Exception as error:  # noqa: BLE001 - a foreign configuration may raise anything
+            self._structure(event, f"no {kind} can be built from this configuration: {type(error).__name__}: {error}")
+            return
+        owner = seat if declared.parent is None else self._parent(event, declared.parent, kind)
+        tally.re_executed = owner is not None and owner.machine is not None
+        if owner is not None and kind in _SESSIONS and owner.machine is not None:
+            self._open_sessions[declared.actor] = event.seq
+
+    def _parent(self, event: Event, parent: int, kind: ActorKind) -> Seat | None:
+        try:
+            owner = self._seats.of(parent, event.seq)
+        except LookupError:
+            self._structure(event, f"its parent, actor {parent}, was not declared before")
+            return None
+        slot = self._actors - parent
+        if owner.machine is not None and (not 0 < slot < len(owner.slots) or owner.slots[slot] is not kind):
+            self._structure(event, f"{owner.name} has no {kind} as sub-machine {slot}")
+        return owner
+
+    def _run_ended(self, event: Event, ended: RunEnded) -> None:
+        self._found.runs[event.run] = RunEnding(event.run, ended.name, ended.reason)
+        counted = (("rows", self._run_rows, ended.rows), ("handoffs", self._run_handoffs, ended.handoffs))
+        differences = tuple(FieldDifference(f"payload.{name}", *pair) for name, *pair in counted if pair[0] != pair[1])
+        if differences:
+            self._structure(event, "the run's last row counts wrong", DivergenceClass.PAYLOAD, differences)
+        if ended.name is not EndState.FINISHED:
+            return
+        for actor, started in self._open_sessions.items():
+            seat = self._seats.of(actor, event.seq)
+            if seat.handoff in self._crashed_handoffs or seat.diverged:
+                continue
+            self._structure(
+                event,
+                f"{seat.name}, declared at row {started}, never ended, though the run finished",
+                DivergenceClass.MISSING,
+                seat=seat,
+            )
+        self._open_sessions.clear()
+
+    # -- steps ----------------------------------------------------------------------------------------
+
+    def _step(self, group: Sequence[Event]) -> None:
+        head = group[0]
+        assert head.actor is not None
+        try:
+            seat = self._seats.of(head.actor, head.seq)
+        except LookupError:
+            self._structure(head, f"actor {head.actor} was not declared before its first row")
+            return
+        except Exception as error:  # noqa: BLE001 - a machine may raise anything while it catches up
+            self._structure(head, f"actor {head.actor} cannot be built: {type(error).__name__}: {error}")
+            return
+        for event in group:
+            self._found.tally(self._kind_in(seat, event)).rows += 1
+        if seat.diverged:
+            self._found.skipped += len(group)
+            return
+        if head.at_ms < seat.last_at_ms:
+            earlier = f"time runs backwards for {seat.name}: {head.at_ms} ms after {seat.last_at_ms} ms"
+            self._structure(head, earlier, DivergenceClass.TIMING_ONLY, seat=seat)
+            return
+        seat.last_at_ms = head.at_ms
+        if head.seq != head.grp:
+            sentence = f"row {head.seq} belongs to the step at row {head.grp} and stands outside it"
+            self._structure(head, sentence, DivergenceClass.REORDERED, seat=seat)
+        elif seat.machine is not None:
+            self._re_execute(seat, group)
+        else:
+            self._read_only(seat, group)
+
+    def _kind_in(self, seat: Seat, event: Event) -> ActorKind:
+        assert event.actor is not None
+        slot = event.actor - seat.actor
+        return seat.slots[slot] if 0 <= slot < len(seat.slots) else seat.kind
+
+    def _read_only(self, seat: Seat, group: Sequence[Event]) -> None:
+        seat.last_seq = group[-1].seq
+        for event in group:
+            if event.cause is not None and event.cause >= event.seq:
+                self._structure(event, f"row {event.cause} cannot have caused the earlier row {event.seq}", seat=seat)
+
+    def _re_execute(self, seat: Seat, group: Sequence[Event]) -> None:
+        head = group[0]
+        try:
+            value = self._input(seat, head)
+        except _Unfit as unfit:
+            self._structure(head, unfit.sentence, unfit.kind, seat=seat)
+            return
+        step, raised = _take(seat, value, head.at_ms)
+        self._found.steps += 1
+        self._found.compared += len(group)
+        try:
+            expected = _rows_of(step, seat, head)
+        except Exception as error:  # noqa: BLE001 - a tampered input may make an answer that has no row
+            self._structure(head, f"the answer of {seat.name} has no rows: {type(error).__name__}: {error}", seat=seat)
+            return
+        difference = classify(expected, group)
+        if difference is not None:
+            self._diverge(seat, group, difference, raised)
+            return
+        seat.last_seq = group[-1].seq
+        for event, entry in zip(group, step.entries, strict=True):
+            if entry.verdict is None:
+                self._values.keep(event.seq, entry.value)
+                if event.kind == Kind.SESSION_ENDED:
+                    self._open_sessions.pop(seat.actor, None)
+        if head.verdict == Verdict.CRASHED:
+            self._open_sessions.pop(seat.actor, None)
+
+    def _input(self, seat: Seat, head: Event) -> Any:
+        if head.verdict is None:
+            raise _Unfit(f"the step of {seat.name} begins with an effect", DivergenceClass.MISSING)
+        cause = None
+        if head.cause is not None:
+            cause = self._cause(head, head.cause)
+        try:
+            return decode(head, seat.kind, cause)
+        except UnreadableRow as unreadable:
+            raise _Unfit(f"its input cannot be read: {unreadable.reason}", DivergenceClass.PAYLOAD) from unreadable
+
+    def _cause(self, head: Event, number: int) -> Any:
+        if number >= head.seq:
+            raise _Unfit(f"row {number} cannot have caused the earlier row {head.seq}", DivergenceClass.STRUCTURE)
+        cause = self._values.get(number)
+        if cause is None:
+            cause = self._cause_from_source(number)
+        fields = inherits(head.kind, self._seats.kind_of(head.actor) if head.actor is not None else None)
+        if fields and not any(hasattr(cause, name) for name in fields):
+            sentence = f"row {number} ({type(cause).__name__}) cannot have caused a row of kind {head.kind}"
+            raise _Unfit(sentence, DivergenceClass.STRUCTURE)
+        return cause
+
+    def _cause_from_source(self, number: int) -> Any:
+        try:
+            event = self.source.event(number)
+            kind = None if event.actor is None else self._seats.kind_of(event.actor)
+        except LookupError:
+            raise _Unfit(f"its cause, row {number}, is not there", DivergenceClass.STRUCTURE) from None
+        if event.verdict is not None:
+            raise _Unfit(f"its cause, row {number}, is an input, not an effect", DivergenceClass.STRUCTURE)
+        try:
+            return decode(event, kind)
+        except UnreadableRow as unreadable:
+            sentence = f"its cause, row {number}, cannot be read: {unreadable.reason}"
+            raise _Unfit(sentence, DivergenceClass.PAYLOAD) from unreadable
+
+    def _catch_up(self, seat: Seat, before: int) -> None:
+        """Feed a machine just built its actor's inputs up to a row, comparing nothing."""
+        if seat.machine is None:
+            return
+        for event in self.source.events(actor=seat.actor, last=before - 1):
+            if event.is_head and event.is_input:
+                _take(seat, self._input(seat, event), event.at_ms)
+            seat.last_at_ms, seat.last_seq = event.at_ms, event.seq
+
+    # -- divergences ----------------------------------------------------------------------------------
+
+    def _diverge(self, seat: Seat, group: Sequence[Event], difference: Difference, raised: Exception | None) -> None:
+        seat.diverged = True
+        expected, actual = difference.expected, difference.actual
+        row = actual or group[-1]
+        before = [event.seq for event in group if event.seq < row.seq] if actual is not None else [row.seq]
+        sentence = _sentence(seat, difference)
+        if raised is not None:
+            sentence += f"; the machine raised {type(raised).__name__}: {raised}"
+        self._found.diverged(
+            Divergence(
+                kind=difference.kind,
+                seq=row.seq,
+                sentence=sentence,
+                actor=ActorId(row.actor if row.actor is not None else seat.actor),
+                actor_name=seat.name,
+                handoff=row.handoff,
+                differences=() if expected is None or actual is None else differences_between(expected, actual),
+                expected=expected,
+                actual=actual,
+                last_common=Seq(before[-1]) if before else _seq_or_none(seat.last_seq),
+                caused_by=self._causes(group[0], row),
+                state=None if seat.machine is None else readable(seat.machine),
+            )
+        )
+
+    def _causes(self, head: Event, row: Event) -> tuple[Seq, ...]:
+        chain = [] if row.seq == head.seq else [head.seq]
+        event: Event | None = head
+        while event is not None and event.cause is not None and event.cause < event.seq and len(chain) < _CAUSE_CHAIN:
+            chain.append(event.cause)
+            try:
+                cause = self.source.event(event.cause)
+                event = cause if cause.is_head else self.source.event(cause.grp)
+            except LookupError:
+                break
+            if event.seq != chain[-1]:
+                chain.append(event.seq)
+        return tuple(chain)
+
+    def _structure(
+        self,
+        event: Event,
+        sentence: str,
+        kind: DivergenceClass = DivergenceClass.STRUCTURE,
+        differences: tuple[FieldDifference, ...] = (),
+        *,
+        seat: Seat | None = None,
+    ) -> None:
+        if seat is not None:
+            seat.diverged = True
+        self._found.diverged(
+            Divergence(
+                kind=kind,
+                seq=event.seq,
+                sentence=sentence,
+                actor=event.actor,
+                actor_name=None if seat is None else seat.name,
+                handoff=event.handoff,
+                differences=differences,
+                actual=event,
+                last_common=None if seat is None else _seq_or_none(seat.last_seq),
+                caused_by=self._causes(event, event),
+                state=None if seat is None or seat.machine is None else readable(seat.machine),
+            )
+        )
+
+
+class _Unfit(Exception):
+    """An input that cannot be given to its machine."""
+
+    def __init__(self, sentence: str, kind: DivergenceClass) -> None:
+        self.sentence = sentence
+        self.kind = kind
+        super().__init__(sentence)
+
+
+def _seq_or_none(seq: int | None) -> Seq | None:
+    return None if seq is None else Seq(seq)
+
+
+def _take(seat: Seat, value: Any, at_ms: float) -> tuple[Step, Exception | None]:
+    """The machine's answer; an input on which it raises is a step of its own."""
+    assert seat.machine is not None
+    try:
+        return seat.machine.step(value, at_ms), None
+    except Exception as error:  # noqa: BLE001 - whatever a machine raises, the journal says that it crashed
+        return crashed(value), error
+
+
+def _rows_of(step: Step, seat: Seat, head: Event) -> list[Event]:
+    """The rows that a step becomes when it is appended at the place of `head`."""
+    first = head.seq
+    rows = []
+    for index, entry in enumerate(step.entries):
+        cause = head.cause if index == 0 else None if entry.cause is None else first + entry.cause
+        fields = encode(entry.value, entry.verdict, cause, caused=index == 0 and cause is not None)
+        rows.append(
+            event_from_row(
+                (first + index, first, head.run, handoff_of(entry.value, seat.handoff), seat.actor + entry.slot,
+                 head.source, head.at_ms, head.at_min_ms, head.at_max_ms, *fields)
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _sentence(seat: Seat, difference: Difference) -> str:
+    expected, actual = difference.expected, difference.actual
+    match difference.kind:
+        case DivergenceClass.MISSING:
+            assert expected is not None
+            return f"{seat.name} answers with {describe(expected)}, which the journal lacks"
+        case DivergenceClass.EXTRA:
+            assert actual is not None
+            return f"the journal holds {describe(actual)}, which {seat.name} does not answer with"
+        case DivergenceClass.REORDERED:
+            assert expected is not None
+            assert actual is not None
+            return f"{seat.name} answers with {describe(expected)} before {describe(actual)}"
+        case _:
+            assert expected is not None
+            assert actual is not None
+            return f"{seat.name} answers with {describe(expected)}; the journal holds {describe(actual)}"

@@ -1,0 +1,118 @@
+"""Small journals of coordinators alone, for tests of replay and of the readers."""
+
+from collections.abc import Iterable, Sequence
+
+from attrs import define, field
+
+from handoff.journal.coordinator_actor import (
+    ActionIssued,
+    CoordinatorActor,
+    FactOffered,
+    HandoffStarted,
+    OutcomeOffered,
+)
+from handoff.journal.declarations import HandoffOpened
+from handoff.journal.event_source import EventList
+from handoff.journal.port import ActorHandle, MemoryJournal
+from handoff.journal.transfer_timing import TransferTiming
+from handoff.journal.vocabulary import (
+    ActionId,
+    ActionName,
+    EngineType,
+    FactName,
+    HandoffOrder,
+    OutcomeName,
+    TimingMode,
+    order_for_engine,
+)
+
+TIMING = TransferTiming(TimingMode.FULL_PROMPT, 8, 1_000_000, 1.0)
+HELD = FactOffered(FactName.SOURCE_HELD, TIMING)
+RESERVED = FactOffered(FactName.DESTINATION_RESERVED, transferable_prompt_tokens=8)
+TRANSFERRED = FactOffered(FactName.TRANSFER_COMPLETED)
+ADMITTED = {
+    ActionName.SUBMIT_PREFILL: OutcomeName.SUBMITTED,
+    ActionName.RESERVE_DESTINATION: OutcomeName.ACCEPTED,
+    ActionName.START_TRANSFER: OutcomeName.SCHEDULED,
+    ActionName.ACTIVATE_DESTINATION: OutcomeName.APPLIED,
+    ActionName.RELEASE_SOURCE: OutcomeName.APPLIED,
+    ActionName.CANCEL_SOURCE: OutcomeName.APPLIED,
+    ActionName.CANCEL_DESTINATION: OutcomeName.NOOP,
+}
+FACT_AFTER = {
+    ActionName.SUBMIT_PREFILL: HELD,
+    ActionName.RESERVE_DESTINATION: RESERVED,
+    ActionName.START_TRANSFER: TRANSFERRED,
+}
+
+
+@define
+class RecordedHandoff:
+    """One coordinator whose inputs and answers are journaled, as a driver would."""
+
+    journal: MemoryJournal
+    machine: CoordinatorActor
+    actor: ActorHandle
+    at_ms: float = 0.0
+    issued: list[ActionIssued] = field(factory=list)
+
+    def offer(self, *values: object) -> "RecordedHandoff":
+        """Give the coordinator inputs, one every half millisecond."""
+        for value in values:
+            step = self.machine.step(value, self.at_ms)
+            self.journal.append(self.actor, step, self.at_ms)
+            self.issued.extend(effect for effect in step.effects if isinstance(effect, ActionIssued))
+            self.at_ms += 0.5
+        return self
+
+    def answer(self, action: ActionIssued, outcome: OutcomeName | None = None) -> "RecordedHandoff":
+        """Give the coordinator an outcome of an action, by default the one that it admits."""
+        return self.offer(OutcomeOffered(action.action_id, outcome or ADMITTED[action.name], action.name))
+
+    def proceed(self, until: ActionName = ActionName.COMPLETE) -> "RecordedHandoff":
+        """Play healthy peers until an action is issued."""
+        answered = 0
+        while self.issued[-1].name is not until:
+            action = self.issued[answered]
+            self.answer(action)
+            answered += 1
+            if action.name in FACT_AFTER:
+                self.offer(FACT_AFTER[action.name])
+        return self
+
+
+def open_handoff(journal: MemoryJournal, name: str, engine_type: EngineType = EngineType.VLLM) -> RecordedHandoff:
+    """Declare a handoff and start its coordinator."""
+    order = order_for_engine(engine_type)
+    handoff = journal.open_handoff(HandoffOpened(name, order, engine_type, request=f"request of {name}"), 0.0)
+    machine = CoordinatorActor.build({"handoff_id": name, "order": order})
+    actor = journal.start_actor(machine.SLOTS, name, machine.config(), 0.0, handoff=handoff)
+    return RecordedHandoff(journal, machine, actor).offer(HandoffStarted())
+
+
+def healthy_and_broken() -> MemoryJournal:
+    """Six handoffs: two healthy ones and four that failed, in several ways."""
+    journal = MemoryJournal()
+    open_handoff(journal, "healthy-source-first").proceed()
+    open_handoff(journal, "healthy-destination-first", EngineType.SGLANG).proceed()
+    refused = open_handoff(journal, "refused").proceed(ActionName.RELEASE_SOURCE)
+    refused.offer(OutcomeOffered(ActionId(4), OutcomeName.FAILED, ActionName.RELEASE_SOURCE, "worker busy"))
+    refused.answer(refused.issued[-2]).answer(refused.issued[-1])
+    timed_out = open_handoff(journal, "timed-out").proceed(ActionName.ACTIVATE_DESTINATION)
+    timed_out.offer(FactOffered(FactName.TIMED_OUT))
+    timed_out.answer(timed_out.issued[-2]).answer(timed_out.issued[-2], OutcomeName.NOOP).answer(timed_out.issued[-1])
+    timed_out.answer(timed_out.issued[3])
+    early = open_handoff(journal, "early").offer(HELD, HELD)
+    early.answer(early.issued[0]).offer(HELD, HELD, RESERVED)
+    open_handoff(journal, "unanswered", EngineType.SGLANG)
+    return journal
+
+
+def source_of(events: Iterable[object] | Sequence[object]) -> EventList:
+    """Rows in memory as a source for replay."""
+    return EventList(tuple(events))  # type: ignore[arg-type]
+
+
+__all__ = [
+    "HELD", "RESERVED", "TRANSFERRED", "HandoffOrder", "RecordedHandoff", "healthy_and_broken", "open_handoff", "source_of",
+]  # fmt: skip
