@@ -1,7 +1,9 @@
 """What drivers need of a journal, whoever keeps it.
 
-Three keepers exist: the SQLite log (`writer`), a list in memory for tests, and one that discards its rows, which
-shows what journaling costs. A driver's loop is always the same:
+Four keepers exist: the SQLite log with its writer thread (`durable_journal`), the same log written on the calling
+thread (`sync_journal`), a list in memory for tests, and one that discards its rows, which shows what journaling
+costs. They number rows in one way, which is `RowStream`; they differ in what becomes of a group once it is numbered.
+A driver's loop is always the same:
 
     step = machine.step(value, at_ms)
     first = journal.append(actor, step, at_ms, cause)
@@ -9,17 +11,27 @@ shows what journaling costs. A driver's loop is always the same:
     carry out the effects, in order
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import Factory, define, frozen
 
-from handoff.journal.declarations import ActorStarted, HandoffOpened
+from handoff.journal.declarations import (
+    ActorStarted,
+    HandoffOpened,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SourceDeclared,
+)
 from handoff.journal.event import Event, event_from_row
 from handoff.journal.row_codec import encode, handoff_of
 from handoff.journal.step import Step
-from handoff.journal.terms import ActorKind
+from handoff.journal.terms import ActorKind, EndState
 from handoff.journal.vocabulary import Seq
+
+Row = tuple[Any, ...]
+"""The values of a `StoredRow` in the order of its columns."""
 
 
 class JournalFailed(Exception):
@@ -96,28 +108,82 @@ class JournalPort(Protocol):
         ...
 
     async def room(self) -> None:
-        """Wait until the journal has room for new root work; steps in progress and cleanup never ask."""
+        """Wait until the journal has room for new root work; steps in progress and cleanup never ask.
+
+        Raises:
+            JournalFailed: it will never have room again.
+        """
         ...
 
 
 @define
-class MemoryJournal:
-    """A journal in memory: what tests read back. `durable` and `room` return at once.
+class RowStream:
+    """Numbers rows, runs, handoffs, actors and sources from 1, in the order of their declaration.
 
     Attributes:
-        events: all rows so far.
+        last_seq: number of the last row appended.
+        last_at_ms: the last row's time, for whoever continues or ends a run.
+        run: the current run; 0 before the first.
+        run_first_seq: number of the row that began it.
+        handoffs_before_run: handoffs opened in earlier runs.
     """
 
-    events: list[Event] = Factory(list)
-    _handoffs: int = 0
-    _actors: int = 0
-    run: int = 1
+    last_seq: int = 0
+    last_at_ms: float = 0.0
+    run: int = 0
+    run_first_seq: int = 1
+    handoffs: int = 0
+    handoffs_before_run: int = 0
+    actors: int = 0
+    sources: int = 0
+
+    def _take(self, rows: list[Row]) -> None:
+        """Keep the rows of one group, which are numbered and complete."""
+        raise NotImplementedError
+
+    def begin_run(
+        self,
+        *,
+        tool: str,
+        wall_ns: int,
+        scenario: Mapping[str, Any] | None = None,
+        trace_digest: str | None = None,
+        clock: str = "run",
+    ) -> int:
+        """Begin the next run at its time 0 and give its number; see `RunStarted` for the arguments."""
+        self.run += 1
+        self.run_first_seq = self.last_seq + 1
+        self.handoffs_before_run = self.handoffs
+        self._add(RunStarted(self.run, tool, wall_ns, scenario or {}, trace_digest, clock), 0.0)
+        return self.run
+
+    def resume_run(self, *, tool: str, wall_ns: int, at_ms: float) -> int:
+        """Go on with the last run in a new process; gives its number.
+
+        Args:
+            tool: name and version of the recording program.
+            wall_ns: wall clock now, ns since the epoch.
+            at_ms: the run's time now; not before the last row's.
+        """
+        self._add(RunResumed(self.run, tool, wall_ns), max(at_ms, self.last_at_ms))
+        return self.run
+
+    def end_run(self, state: EndState, at_ms: float, reason: str | None = None) -> Seq:
+        """End the run; the row counts its rows and handoffs."""
+        rows = self.last_seq + 2 - self.run_first_seq
+        return self._add(RunEnded(state, rows, self.handoffs - self.handoffs_before_run, reason), at_ms)
+
+    def declare_source(self, declared: SourceDeclared, at_ms: float) -> int:
+        """Declare a stream of rows and give its number."""
+        self.sources += 1
+        self._add(declared, at_ms, source=self.sources)
+        return self.sources
 
     def open_handoff(self, opened: HandoffOpened, at_ms: float) -> int:
         """See `JournalPort`."""
-        self._handoffs += 1
-        self._add(opened, at_ms, handoff=self._handoffs)
-        return self._handoffs
+        self.handoffs += 1
+        self._add(opened, at_ms, handoff=self.handoffs)
+        return self.handoffs
 
     def start_actor(
         self,
@@ -127,44 +193,81 @@ class MemoryJournal:
         at_ms: float,
         *,
         handoff: int | None = None,
+        source: int | None = None,
     ) -> ActorHandle:
-        """See `JournalPort`."""
-        parent = None
-        numbers = []
+        """See `JournalPort`; `source` is the number of the stream whose rows the actor's are."""
+        numbers: list[int] = []
         for kind in slots:
-            self._actors += 1
-            numbers.append(self._actors)
-            started = ActorStarted(self._actors, kind, label, config if parent is None else {}, parent)
-            self._add(started, at_ms, handoff=handoff)
-            parent = numbers[0]
-        return ActorHandle(tuple(numbers), handoff)
+            self.actors += 1
+            numbers.append(self.actors)
+            own = len(numbers) == 1
+            started = ActorStarted(self.actors, kind, label, config if own else {}, None if own else numbers[0])
+            self._add(started, at_ms, handoff=handoff, source=source)
+        return ActorHandle(tuple(numbers), handoff, source)
 
     def append(self, actor: ActorHandle, step: Step, at_ms: float, cause: Seq | None = None) -> Seq:
         """See `JournalPort`."""
-        first = Seq(len(self.events) + 1)
+        at_ms = _storable_time(at_ms)
+        first = self.last_seq + 1
+        numbers, handoff, source, run = actor.actors, actor.handoff, actor.source, self.run
+        rows = []
         for index, entry in enumerate(step.entries):
             row_cause = cause if index == 0 else None if entry.cause is None else first + entry.cause
             fields = encode(entry.value, entry.verdict, row_cause, caused=index == 0 and cause is not None)
-            self.events.append(
-                event_from_row(
-                    (first + index, first, self.run, handoff_of(entry.value, actor.handoff),
-                     actor.actors[entry.slot], actor.source, at_ms, None, None, *fields)
-                )
-            )  # fmt: skip
-        return first
+            own = handoff_of(entry.value, handoff)
+            rows.append((first + index, first, run, own, numbers[entry.slot], source, at_ms, None, None, *fields))
+        self.last_seq += len(rows)
+        self.last_at_ms = at_ms
+        self._take(rows)
+        return Seq(first)
+
+    def append_rows(self, rows: Sequence[Row]) -> None:
+        """Append complete rows of whole groups, numbered on from `last_seq` (the way of importers).
+
+        Runs, handoffs, actors and sources that the rows declare must be numbered on, too.
+        """
+        assert [row[0] for row in rows] == list(range(self.last_seq + 1, self.last_seq + 1 + len(rows)))
+        if rows:
+            self.last_seq = rows[-1][0]
+            self.last_at_ms = rows[-1][6]
+            self._take(list(rows))
 
     def annotate(self, value: Any, at_ms: float, *, handoff: int | None = None) -> Seq:
         """See `JournalPort`."""
         return self._add(value, at_ms, handoff=handoff)
+
+    def _add(self, value: Any, at_ms: float, *, handoff: int | None = None, source: int | None = None) -> Seq:
+        at_ms = _storable_time(at_ms)
+        self.last_seq += 1
+        self.last_at_ms = at_ms
+        seq = self.last_seq
+        self._take([(seq, seq, self.run, handoff, None, source, at_ms, None, None, *encode(value, None, None))])
+        return Seq(seq)
+
+
+def _storable_time(at_ms: float) -> float:
+    """The time as the file keeps it: SQLite knows neither NaN nor the sign of zero."""
+    if at_ms != at_ms:  # noqa: PLR0124
+        raise ValueError("a row's time must be a number of ms, not NaN")
+    return at_ms + 0.0
+
+
+@define
+class MemoryJournal(RowStream):
+    """A journal in memory: what tests read back. `durable` and `room` return at once.
+
+    Attributes:
+        events: all rows so far.
+    """
+
+    run: int = 1
+    events: list[Event] = Factory(list)
+
+    def _take(self, rows: list[Row]) -> None:
+        self.events.extend(map(event_from_row, rows))
 
     async def durable(self, seq: Seq) -> None:
         """See `JournalPort`."""
 
     async def room(self) -> None:
         """See `JournalPort`."""
-
-    def _add(self, value: Any, at_ms: float, *, handoff: int | None) -> Seq:
-        seq = Seq(len(self.events) + 1)
-        fields = encode(value, None, None)
-        self.events.append(event_from_row((seq, seq, self.run, handoff, None, None, at_ms, None, None, *fields)))
-        return seq
