@@ -4,6 +4,9 @@ Nothing is stored per request and pass. The batch counts steps; a member's lengt
 counter, so a run of passes costs what changes in it. Two heaps say when something does: the step at which a member
 has all its output, and the step whose pass needs a new block for it (a *crossing*).
 
+A scheduler that must also know when a block is *completed* asks for a third heap: completions come one pass before
+the crossing, and count only for members that go on.
+
 Members leave lazily: an entry of a heap counts only while its member is still in the batch under the same order
 number. Ties are broken by that number, which is the order of joining and so the scheduler's own order.
 
@@ -42,8 +45,59 @@ sum_in_order: Callable[[Sequence[float], float], float] = (
 )
 
 
+class _BlockSteps(Generic[Member]):
+    """Steps at which members reach the next multiple of the block size, as long as they go on."""
+
+    __slots__ = ("_block_size", "heap")
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.heap: list[tuple[int, int, Member]] = []
+
+    def add(self, step: int, member: Member, last: int) -> None:
+        """The member's next step, unless it is after its `last` one."""
+        if step <= last:
+            heappush(self.heap, (step, member.order, member))
+
+    def next_step(self) -> int:
+        """The earliest step of a present member."""
+        heap = self.heap
+        while heap:
+            step, order, member = heap[0]
+            if member.in_batch and member.order == order:
+                return step
+            heappop(heap)
+        return FAR
+
+    def take(self, horizon: int, lag: int) -> list[tuple[Member, int]]:
+        """Members with steps before `horizon`, and how many steps each, in the order of their last ones.
+
+        Args:
+            horizon: the first step that is not taken.
+            lag: how many steps before its finish a member's last one must lie.
+        """
+        size = self._block_size
+        heap = self.heap
+        taken = []
+        while heap and heap[0][0] < horizon:
+            step, order, member = heappop(heap)
+            if not member.in_batch or member.order != order:
+                continue
+            blocks = (min(horizon - 1, member.finish_step - lag) - step) // size + 1
+            last = step + (blocks - 1) * size
+            taken.append((last, order, member, blocks))
+            self.add(last + size, member, member.finish_step - lag)
+        if len(taken) > 1:
+            taken.sort(key=_by_step_and_order)
+        return [(member, blocks) for _, _, member, blocks in taken]
+
+
 class DecodeBatch(Generic[Member]):
     """Requests that decode in step.
+
+    Args:
+        block_size: tokens of a block.
+        completions: whether completed blocks are wanted besides needed ones.
 
     Attributes:
         step: passes so far.
@@ -51,16 +105,19 @@ class DecodeBatch(Generic[Member]):
         load_tokens: summed length of the members.
     """
 
-    __slots__ = ("_block_size", "_crossings", "_finishes", "_next_order", "load_tokens", "size", "step")
+    __slots__ = (
+        "_block_size", "_completions", "_crossings", "_finishes", "_next_order", "load_tokens", "size", "step",
+    )  # fmt: skip
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, completions: bool = False) -> None:
         self._block_size = block_size
         self.step = 0
         self.size = 0
         self.load_tokens = 0
         self._next_order = 0
         self._finishes: list[tuple[int, int, Member]] = []
-        self._crossings: list[tuple[int, int, Member]] = []
+        self._crossings: _BlockSteps[Member] = _BlockSteps(block_size)
+        self._completions: _BlockSteps[Member] | None = _BlockSteps(block_size) if completions else None
 
     def join(self, member: Member, crossing_in: int) -> None:
         """Take a member in, behind all others.
@@ -73,12 +130,15 @@ class DecodeBatch(Generic[Member]):
         self._next_order += 1
         member.in_batch = True
         member.offset = member.tokens - self.step
+        member.finish_step = member.prompt_tokens + member.limit - member.offset
         self.size += 1
         self.load_tokens += member.tokens
-        finish = member.prompt_tokens + member.limit - member.offset
-        heappush(self._finishes, (finish, member.order, member))
-        if self.step + crossing_in < finish:
-            heappush(self._crossings, (self.step + crossing_in, member.order, member))
+        heappush(self._finishes, (member.finish_step, member.order, member))
+        crossing = self.step + crossing_in
+        self._crossings.add(crossing, member, member.finish_step - 1)
+        if self._completions is not None:
+            completion = crossing - 1 if crossing_in else crossing - 1 + self._block_size
+            self._completions.add(completion, member, member.finish_step - 2)
 
     def leave(self, member: Member) -> None:
         """Let a member go; its `tokens` is right again."""
@@ -115,50 +175,32 @@ class DecodeBatch(Generic[Member]):
 
     def passes_to_crossing(self) -> int:
         """After how many passes comes the first one that needs a new block."""
-        crossings = self._crossings
-        while crossings:
-            step, order, member = crossings[0]
-            if member.in_batch and member.order == order:
-                return step - self.step
-            heappop(crossings)
-        return FAR
+        return self._crossings.next_step() - self.step
 
-    def take_crossings(self, passes: int) -> list[tuple[Member, int, int]]:
-        """What the next so many passes need.
+    def take_crossings(self, passes: int) -> list[tuple[Member, int]]:
+        """Which members need how many blocks in the next so many passes."""
+        return self._crossings.take(self.step + passes, 1)
 
-        Returns:
-            (member, blocks, passes before the last of its crossings), one for each member that crosses, in the
-            order of those last crossings.
-        """
-        horizon = self.step + passes
-        size = self._block_size
-        crossings = self._crossings
-        taken = []
-        while crossings and crossings[0][0] < horizon:
-            step, order, member = heappop(crossings)
-            if not member.in_batch or member.order != order:
-                continue
-            blocks = (horizon - 1 - step) // size + 1
-            last = step + (blocks - 1) * size
-            taken.append((last, order, member, blocks))
-            if last + size < member.prompt_tokens + member.limit - member.offset:
-                heappush(crossings, (last + size, order, member))
-        taken.sort(key=_by_step_and_order)
-        return [(member, blocks, last - self.step) for last, order, member, blocks in taken]
+    def take_completions(self, passes: int) -> list[tuple[Member, int]]:
+        """Which members complete how many blocks in the next so many passes, in the order of the last of each."""
+        assert self._completions is not None
+        if self._completions.next_step() >= self.step + passes:
+            return []
+        return self._completions.take(self.step + passes, 2)
 
     def passes_within(self, blocks: int, passes: int) -> int:
         """How many of the next `passes` can run on so many new blocks in all."""
         size = self._block_size
         if self.size * (passes // size + 1) <= blocks:
             return passes
-        heap = [entry for entry in self._crossings if entry[2].in_batch and entry[2].order == entry[1]]
+        heap = [entry for entry in self._crossings.heap if entry[2].in_batch and entry[2].order == entry[1]]
         heapify(heap)
         while heap and heap[0][0] - self.step < passes:
             if blocks == 0:
                 return heap[0][0] - self.step
             blocks -= 1
             step, order, member = heappop(heap)
-            if step + size < member.prompt_tokens + member.limit - member.offset:
+            if step + size < member.finish_step:
                 heappush(heap, (step + size, order, member))
         return passes
 

@@ -22,13 +22,14 @@ class TokenSequence:
         names: names of its complete blocks, as far as they are known.
         source_of: the handoff that will hold it when it completes.
         destination_of: the handoff that it decodes for.
-        offset, order, in_batch: its place in the steady batch.
+        offset, order, finish_step, in_batch: its place in the steady batch.
         first_ms, second_ms, last_ms: when tokens became visible.
     """
 
     __slots__ = (
-        "destination_of", "first_ms", "gap_start", "in_batch", "last_ms", "limit", "names", "offset", "order",
-        "own_gaps", "prompt_tokens", "request", "request_id", "second_ms", "source_of", "stretches", "tokens",
+        "destination_of", "finish_step", "first_ms", "gap_start", "in_batch", "last_ms", "limit", "names",
+        "offset", "order", "own_gaps", "prompt_tokens", "request", "request_id", "second_ms", "source_of",
+        "stretches", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, limit: int) -> None:
@@ -42,6 +43,7 @@ class TokenSequence:
         self.destination_of: HandoffId | None = None
         self.offset = 0
         self.order = -1
+        self.finish_step = 0
         self.in_batch = False
         self.first_ms: float | None = None
         self.second_ms: float | None = None
@@ -72,10 +74,14 @@ class TokenSequence:
         """Take one token outside of the steady batch; a wait since the one before is its own."""
         self.tokens += 1
         if self.last_ms is not None:
-            if self.own_gaps is None:
-                self.own_gaps = []
-            self.own_gaps.append(at_ms - self.last_ms)
+            self.add_own_gap(at_ms - self.last_ms)
         self.note_token(at_ms)
+
+    def add_own_gap(self, gap_ms: float) -> None:
+        """A wait that no entry of the gap log holds."""
+        if self.own_gaps is None:
+            self.own_gaps = []
+        self.own_gaps.append(gap_ms)
 
     def note_token(self, at_ms: float) -> None:
         """Note a token's time only."""

@@ -316,11 +316,11 @@ class VllmCore:
         """Give the batch's members the blocks that the next passes need, if there are enough."""
         crossings = self._batch.take_crossings(passes)
         needed = 0
-        for _, blocks, _ in crossings:
+        for _, blocks in crossings:
             needed += blocks
         if not self._pool.acquire((), needed):
             return False
-        for sequence, blocks, _ in crossings:
+        for sequence, blocks in crossings:
             sequence.owned += blocks
         return True
 
