@@ -83,6 +83,11 @@ def _none_or_finite_not_negative(instance: object, attribute: Any, value: float 
         _finite_not_negative(instance, attribute, value)
 
 
+def _only_one(_instance: object, attribute: "Attribute[int]", value: int) -> None:
+    if value != 1:
+        raise InvalidSetting(attribute.name, value, "1: a disaggregated worker has one rank")
+
+
 @frozen
 class SglangSettings:
     """What only an SGLang-style engine has.
@@ -126,7 +131,9 @@ class EngineSettings:
         kv_transfer_bandwidth: decimal GB/s between prefill and decode; None or 0: transfers take no time.
         kv_bytes_per_token: bytes of KV a token, or None.
         kv_transfer_timing_mode: which tokens a transfer is charged for.
-        startup_time_s: how long a worker added by scaling takes to start, or None for no time.
+        startup_time: seconds that a worker added by scaling takes to start, or None for no time.
+        planner_profile_data: path of a measured profile that replaces the fitted formulas, or None.
+        dp_size: ranks of a worker; only 1 is modelled.
         handoff_session_timeout_ms: how long a live handoff may take, without its transfer.
         sglang: what only SGLang has.
     """
@@ -147,7 +154,9 @@ class EngineSettings:
     kv_transfer_bandwidth: float | None = field(default=None, validator=_none_or_finite_not_negative)
     kv_bytes_per_token: int | None = field(default=None, validator=_none_or_at_least(0))
     kv_transfer_timing_mode: TimingMode = field(default=TimingMode.FULL_PROMPT, converter=TimingMode)
-    startup_time_s: float | None = field(default=None, validator=_none_or_finite_not_negative)
+    startup_time: float | None = field(default=None, validator=_none_or_finite_not_negative)
+    planner_profile_data: str | None = None
+    dp_size: int = field(default=1, validator=_only_one)
     handoff_session_timeout_ms: float = field(default=300_000.0, validator=_finite_not_negative)
     sglang: SglangSettings = field(factory=SglangSettings)
 
