@@ -236,9 +236,8 @@ class Workload:
     synthetic: Synthetic | None = None
 
     def __attrs_post_init__(self) -> None:
-        _require(
-            (self.trace is None) != (self.synthetic is None), "trace", self.trace, "a trace file or [workload.synthetic]"
-        )
+        either = (self.trace is None) != (self.synthetic is None)
+        _require(either, "trace", self.trace, "a trace file or [workload.synthetic]")
         _require(self.trace_block_size >= 1, "trace_block_size", self.trace_block_size, "at least 1")
         _require(
             0.0 < self.arrival_speedup_ratio < float("inf"),

@@ -10,10 +10,10 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
-from attrs import define
+from attrs import AttrsInstance, define
 
 from handoff.engines.engine_settings import InvalidSetting
 
@@ -109,7 +109,7 @@ class TableReader:
         """
         hints = typing.get_type_hints(cls)
         fields = {
-            field.name: field for field in attrs.fields(cls) if field.init and not (given and field.name in given)
+            field.name: field for field in attrs.fields(cast("type[AttrsInstance]", cls)) if field.init and not (given and field.name in given)
         }
         if not isinstance(table, Mapping):
             raise self.error(where, table, "a table", occurrence)
