@@ -52,6 +52,7 @@ class OutcomeOffered:
         name: the action's name where the giver knew it, for readers; decisions rest on the id alone.
         message: the text of a failure.
         synthesised: whether a driver invented it, for instance because the peer is gone.
+        extra: further fields of another system, kept as they were.
     """
 
     action_id: ActionId
@@ -59,6 +60,7 @@ class OutcomeOffered:
     name: ActionName | None = None
     message: str | None = None
     synthesised: bool = False
+    extra: Mapping[str, Any] | None = None
 
 
 @row(
@@ -77,12 +79,19 @@ class FactOffered:
 
     Attributes:
         handoff_id: only when the fact names another handoff than the actor's.
+        rank, rank_count: which of how many ranks saw it, from 0, where one fact has several.
+        generation: of the engine process that saw it.
+        extra: further fields of another system, kept as they were.
     """
 
     name: FactName
     transfer_timing: TransferTiming | None = None
     transferable_prompt_tokens: int | None = None
     handoff_id: HandoffId | None = None
+    rank: int | None = None
+    rank_count: int | None = None
+    generation: int | None = None
+    extra: Mapping[str, Any] | None = None
 
 
 CoordinatorInput = HandoffStarted | OutcomeOffered | FactOffered

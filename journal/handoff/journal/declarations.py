@@ -74,6 +74,8 @@ class SourceDeclared:
         clock: name of the clock its times come from.
         resolution_ms: how coarse its times are, in ms.
         observes: kinds of rows that it could have shown; None: all of them.
+        inferred: whether an importer declared it, because its file did not.
+        extra: further fields of another system, kept as they were.
     """
 
     source: str
@@ -83,6 +85,46 @@ class SourceDeclared:
     clock: str | None = None
     resolution_ms: float | None = None
     observes: tuple[str, ...] | None = None
+    inferred: bool = False
+    extra: Mapping[str, Any] | None = None
+
+
+@row(Kind.CLOCK_ALIGNED)
+@frozen
+class ClockAligned:
+    """How one clock's times were moved to another's: added were `offset_ms`, and it lies between the bounds.
+
+    Attributes:
+        clock: the clock whose times were moved.
+        reference: the clock they were moved to.
+        offset_ms: what was added to its times, in ms.
+        low_ms, high_ms: the bounds that follow from rows that cause one another; None: no row bounds it.
+        pairs: pairs of such rows between this clock and any other.
+        consistent: whether one offset satisfies all of them; if none does, a clock drifted or was set.
+    """
+
+    clock: str
+    reference: str
+    offset_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    pairs: int
+    consistent: bool = True
+
+
+@row(Kind.HANDOFF_JOINED)
+@frozen
+class HandoffJoined:
+    """Another name for a handoff: the row's handoff is known as `alias` to a source.
+
+    Attributes:
+        by: what the two names have in common, such as ``room`` or ``remote_request_id``.
+        key: the value they share.
+    """
+
+    alias: str
+    by: str
+    key: str
 
 
 @row(Kind.HANDOFF_OPENED)
@@ -97,6 +139,8 @@ class HandoffOpened:
         room: bootstrap room as text (an unsigned 64-bit number).
         attempt: 1 for the first handoff of a request.
         parent_request: the request that this one was sampled or retried from.
+        inferred: whether an importer opened it, because its file did not.
+        extra: further fields of another system, kept as they were.
     """
 
     handoff_id: str
@@ -106,6 +150,8 @@ class HandoffOpened:
     room: str | None = None
     attempt: int | None = None
     parent_request: str | None = None
+    inferred: bool = False
+    extra: Mapping[str, Any] | None = None
 
 
 @row(Kind.ACTOR_STARTED)
@@ -145,12 +191,14 @@ class FaultInjected:
     Attributes:
         on: what it waited for, such as ``outcome:activate_destination``.
         do: what it did, such as ``drop``.
+        extra: further fields of another system, kept as they were.
     """
 
-    on: str
+    on: str | None
     do: str
     side: Side | None = None
     delay_ms: float | None = None
+    extra: Mapping[str, Any] | None = None
 
 
 @row(Kind.LAG)
@@ -178,12 +226,21 @@ class Resource:
         resource: such as ``source_held`` or ``destination_freed``.
         blocks: block ids, where the engine has them.
         count: number of blocks, where it has only that.
+        lease_deadline_ms: until when a hold lasts by itself, on the row's clock.
+        rank: which of `rank_count` ranks it concerns, from 0.
+        generation: of the engine process.
+        extra: further fields of another system, kept as they were.
     """
 
     resource: str
     blocks: tuple[int, ...] | None = None
     count: int | None = None
     side: Side | None = None
+    lease_deadline_ms: float | None = None
+    rank: int | None = None
+    rank_count: int | None = None
+    generation: int | None = None
+    extra: Mapping[str, Any] | None = None
 
 
 @row(Kind.FOREIGN)

@@ -46,6 +46,8 @@ class Kind(StrEnum):
     HANDOFF_OPENED = "handoff_opened"
     ACTOR_STARTED = "actor_started"
     GAP = "gap"
+    CLOCK_ALIGNED = "clock_aligned"
+    HANDOFF_JOINED = "handoff_joined"
     # for people (no actor): replay neither needs nor checks them
     FAULT = "fault"
     LAG = "lag"
