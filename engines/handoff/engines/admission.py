@@ -11,8 +11,8 @@ was refused and why. Two rules:
 
 After the pool was closed every request is refused, and permits still come back.
 
-A permit belongs to a handoff's number in the journal, which is what the ledger sums up. Rejected: a semaphore. It counts,
-but it cannot say whose permit leaked.
+A permit belongs to a handoff's number in the journal, which is what the ledger sums up. Rejected: a semaphore. It
+counts, but it cannot say whose permit leaked.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,10 @@
 
 from handoff.engines.engine_core import EngineCore
 from handoff.engines.engine_settings import EngineSettings
+from handoff.engines.sglang import SglangCore
 from handoff.engines.timing_model import PolynomialTiming
 from handoff.engines.vllm import VllmCore
+from handoff.journal.vocabulary import EngineType
 
 
 def build_core(
@@ -11,4 +13,5 @@ def build_core(
 ) -> EngineCore:
     """A new engine core with a timing model of its own."""
     timing = PolynomialTiming(settings.capacity_tokens, settings.prefill_speedup, settings.decode_speedup)
-    return VllmCore(settings, timing, capture_kv_events=capture_kv_events, capture_metrics=capture_metrics)
+    scheduler = SglangCore if settings.engine_type is EngineType.SGLANG else VllmCore
+    return scheduler(settings, timing, capture_kv_events=capture_kv_events, capture_metrics=capture_metrics)

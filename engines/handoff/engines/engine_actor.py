@@ -2,22 +2,23 @@
 
 The model clock is the run's clock: a speed-up divides the durations that the model predicts. Three inputs exist. A
 request is *prepared* (it gets a number, nothing is scheduled), a *command* arrives, or the driver woke up
-(`EngineAdvanced`). Whatever comes, the machine first lets every pass end that ends by then, in order, each with what it
-brought; then it takes the command; then it starts the next pass, which is computed whole and ends at a time that the
-driver can ask for (`next_wakeup_ms`). Passes are no inputs, since they follow.
+(`EngineAdvanced`). Whatever comes, the machine first lets every pass end that ends by then, in order, each with what
+it brought; then it takes the command; then it starts the next pass, which is computed whole and ends at a time that
+the driver can ask for (`next_wakeup_ms`). Passes are no inputs, since they follow.
 
 **Boundaries.** A pass ends at its boundary: its results become visible, one pending destination is tried, the commands
 that were held back are carried out in their order, and the next pass starts. Activations, releases and cancels that
 reach a busy engine are held back; submissions and reservations are taken at once and act at the boundary.
 
-**Runs.** While every request of the batch has had its first token, a pass is prolonged into a run of passes in which only
-tokens are added, so an engine with a speed-up of 1000 costs a wake-up per change and not per token. A command cuts the run
-at the first boundary at or after its own time. Prolonging waits for first tokens because a client waits for them.
+**Runs.** While every request of the batch has had its first token, a pass is prolonged into a run of passes in which
+only tokens are added, so an engine with a speed-up of 1000 costs a wake-up per change and not per token. A command
+cuts the run at the first boundary at or after its own time. Prolonging waits for first tokens because a client waits
+for them.
 
-**What becomes rows.** Whatever others see: answers, holds, reservations, admissions, ends, preemptions. The tokens and
-cache events of all passes in one step are a single row with counts and a digest; their content is handed to the driver beside
-the step (`take_output`), who feeds streams and sinks with it. Each effect says at which model time it happened. It may lie
-before the row's time, because a driver wakes up late.
+**What becomes rows.** Whatever others see: answers, holds, reservations, admissions, ends, preemptions. The tokens
+and cache events of all passes in one step are a single row with counts and a digest; their content is handed to the
+driver beside the step (`take_output`), who feeds streams and sinks with it. Each effect says at which model time it
+happened. It may lie before the row's time, because a driver wakes up late.
 
 **Order of effects in a step.** Pass by pass: pressure, lifecycle, ends; then retries and held-back answers of that
 boundary; admissions when the next pass starts; the row of tokens behind all passes; the answer of the step's own

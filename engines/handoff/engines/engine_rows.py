@@ -1,8 +1,8 @@
 """What goes into an engine and what comes out of it, as rows of the log.
 
-Requests are numbered within their engine, in the order in which they were prepared: the client's name for a request may
-come back later for another one, the number never does. `handoff` is the handoff's number in the journal; engines that
-are used without one name the handoff by `handoff_id` instead, and only then.
+Requests are numbered within their engine, in the order in which they were prepared: the client's name for a request
+may come back later for another one, the number never does. `handoff` is the handoff's number in the journal; engines
+that are used without one name the handoff by `handoff_id` instead, and only then.
 """
 
 from enum import StrEnum
@@ -49,7 +49,7 @@ class RequestPrepared:
         request: its number in this engine.
         handoff: the handoff that it will be part of, when that is known already.
         client: the client's name for it, when no handoff names it.
-        prompt_tokens, max_output_tokens, block_runs: see `PromptShape`.
+        prompt_tokens, max_output_tokens, block_runs: see `prompt_shape`.
     """
 
     request: int

@@ -1,31 +1,15 @@
 """What the log keeps of a prompt: its length, its limit and the names of its blocks, never its tokens.
 
 Block names of a trace mostly count upwards, so a row keeps them as runs: ``(first, count, first, count, ...)``. A
-12,000-token prompt of a trace becomes a handful of numbers, and a prompt of hashed tokens pays one more number a block.
+12,000-token prompt of a trace becomes a handful of numbers, and a prompt of hashed tokens pays one more number a
+block.
+
+Several row values share the three fields `prompt_tokens` (at least 1), `max_output_tokens` (at least 0) and
+`block_runs`, so that one can inherit them from another.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Protocol
-
-
-class PromptShape(Protocol):
-    """What several row values share, so that one can inherit it from another.
-
-    Attributes:
-        prompt_tokens: length of the prompt, at least 1.
-        max_output_tokens: tokens to generate, at least 0.
-        block_runs: names of the prompt's complete blocks, as runs.
-    """
-
-    @property
-    def prompt_tokens(self) -> int: ...
-
-    @property
-    def max_output_tokens(self) -> int: ...
-
-    @property
-    def block_runs(self) -> tuple[int, ...]: ...
 
 
 def to_runs(names: Iterable[int]) -> tuple[int, ...]:
