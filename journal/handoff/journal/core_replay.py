@@ -6,8 +6,9 @@ passed over. Compared are verdicts, actions with their ids and delays, and refus
 lawfully, since its session may have ended before it.
 
 In a journal of ours an input's effects follow it in the same group. An importer writes rows as it finds them, so
-the effects of two inputs may come together; a coordinator that it declares with ``"observed": true`` is held to the
-order of its inputs and to the order of its effects, but not to how the two interleave.
+the effects of two inputs may come together, and a driver may have died before it wrote the last; a coordinator that
+it declares with ``"observed": true`` is held to the order of its inputs and to the order of its effects, but not to how
+the two interleave, nor to effects that never came.
 """
 
 from collections import OrderedDict, deque
@@ -268,8 +269,7 @@ class CoreReplay:
         self._report(fold, event, sentence, kind, differences)
 
     def _settle(self, fold: _Fold) -> None:
-        if fold.owed and not fold.diverged:
-            assert fold.last_input is not None or fold.observed
+        if fold.owed and not fold.diverged and not fold.observed:
             self._owed(fold, fold.last_seq or fold.last_input or 0, None)
 
     def _owed(self, fold: _Fold, seq: int, event: Event | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
-from handoff.journal.declarations import ActorStarted
+from handoff.journal.declarations import ActorStarted, HandoffOpened
 from handoff.journal.event import Event
 from handoff.journal.row_codec import decode
 from handoff.journal.terms import ActorKind, Kind
@@ -49,8 +49,37 @@ class ActorDeclaration(Protocol):
         ...
 
 
+class HandoffDeclaration(Protocol):
+    """A handoff as its `handoff_opened` row declares it."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the journal."""
+        ...
+
+    @property
+    def run(self) -> int:
+        """The run it was opened in."""
+        ...
+
+    @property
+    def handoff_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def opened(self) -> HandoffOpened:
+        """All that the row says."""
+        ...
+
+
 class EventSource(Protocol):
     """Rows in order, and look-ups by number."""
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last row, 0 for an empty journal."""
+        ...
 
     def events(
         self,
@@ -80,6 +109,24 @@ class EventSource(Protocol):
             LookupError: there is no such actor.
         """
         ...
+
+    def handoffs(self, run: int | None = None) -> Iterator[HandoffDeclaration]:
+        """The handoffs, of one run or all, in the order of their numbers."""
+        ...
+
+
+@frozen
+class DeclaredHandoff:
+    """A `handoff_opened` row with its number and run."""
+
+    number: int
+    run: int
+    opened: HandoffOpened
+
+    @property
+    def handoff_id(self) -> str:
+        """Its name."""
+        return self.opened.handoff_id
 
 
 @frozen
@@ -138,6 +185,17 @@ class EventList:
                 and (kinds is None or event.kind in kinds)
             ):
                 yield event
+
+    @property
+    def last_seq(self) -> int:
+        """See `EventSource`."""
+        return self.rows[-1].seq if self.rows else 0
+
+    def handoffs(self, run: int | None = None) -> Iterator[DeclaredHandoff]:
+        """See `EventSource`."""
+        for event in self.events(kinds={Kind.HANDOFF_OPENED.value}, run=run):
+            assert event.handoff is not None
+            yield DeclaredHandoff(event.handoff, event.run, decode(event))
 
     def event(self, seq: int) -> Event:
         """See `EventSource`."""
