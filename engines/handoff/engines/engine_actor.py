@@ -36,7 +36,6 @@ from typing import Any, ClassVar
 from attrs import define, field, frozen
 
 from handoff.engines.core_factory import build_core
-from handoff.engines.engine_config import settings_from_config, settings_to_config
 from handoff.engines.engine_core import (
     DestinationReserved,
     EndKind,
@@ -67,6 +66,7 @@ from handoff.engines.engine_rows import (
 from handoff.engines.engine_settings import EngineSettings
 from handoff.engines.pass_clock import PassClock
 from handoff.engines.prompt_shape import from_runs
+from handoff.engines.stored_settings import settings_from_config, settings_to_config
 from handoff.journal.step import Step, StepBuilder
 from handoff.journal.terms import ActorKind
 from handoff.journal.vocabulary import FactName, HandoffId, OutcomeName, RequestId, TerminalStatus, Verdict

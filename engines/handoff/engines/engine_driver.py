@@ -64,7 +64,7 @@ from handoff.engines.engine_rows import (
 from handoff.engines.prompt_shape import to_runs
 from handoff.journal.port import ActorHandle, JournalFailed, JournalPort
 from handoff.journal.step import crashed
-from handoff.journal.vocabulary import HandoffId, OutcomeName, RequestId, Seq, WorkerRole
+from handoff.journal.vocabulary import ActionId, HandoffId, OutcomeName, RequestId, Seq, WorkerRole
 
 _FOR_CURRENT = frozenset({EngineOrder.SUBMIT_PREFILL, EngineOrder.RESERVE_DESTINATION})
 
@@ -152,7 +152,8 @@ class EngineDriver:
         delay_ms = None
         if settings.worker_role is WorkerRole.PREFILL:
             delay_ms = settings.transfer_timing(prompt_tokens).full_prompt_delay_ms()
-        route = RequestRoute(number, client, planned, min(max_output_tokens, STREAM_CAPACITY), delay_ms)
+        capacity = 1 if settings.worker_role is WorkerRole.PREFILL else min(max_output_tokens, STREAM_CAPACITY)
+        route = RequestRoute(number, client, planned, capacity, delay_ms)
         self._requests[number] = route
         self._by_client[client] = route
         runs = to_runs(block_names)
@@ -261,6 +262,8 @@ class EngineDriver:
         registration: HandoffRegistration,
         name: EngineOrder,
         route: RequestRoute | None = None,
+        *,
+        action_id: ActionId | None = None,
         cause: Seq | None = None,
     ) -> PendingCommand:
         """Order something for a handoff, behind what was ordered before.
@@ -275,7 +278,7 @@ class EngineDriver:
                 route.destination_of = registration
         handoff_id = registration.handoff_id if registration.handoff is None else None
         number = None if route is None else route.number
-        pending = PendingCommand(EngineCommand(name, number, registration.handoff, handoff_id), cause)
+        pending = PendingCommand(EngineCommand(name, number, registration.handoff, handoff_id, action_id), cause)
         registration.commands.append(pending)
         self._by_handoff[_handoff_key(registration)] = registration
         if len(registration.commands) == 1:
@@ -448,7 +451,7 @@ class EngineDriver:
                 self._advance_now()
                 await trio.lowlevel.checkpoint()
             else:
-                with trio.move_on_at(self.clock.deadline(due_ms)):
+                with self.clock.move_on_at(due_ms):
                     await self._wake.wait()
 
     def _advance_now(self) -> None:

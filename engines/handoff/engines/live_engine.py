@@ -45,7 +45,7 @@ from handoff.engines.engine_rows import EngineLifecycle, EngineOrder
 from handoff.engines.engine_settings import EngineSettings
 from handoff.engines.request_stream import RequestStream
 from handoff.journal.port import JournalPort, MemoryJournal
-from handoff.journal.vocabulary import HandoffId, OutcomeName, RequestId, Seq
+from handoff.journal.vocabulary import ActionId, HandoffId, OutcomeName, RequestId, Seq
 
 
 @frozen
@@ -146,13 +146,19 @@ class LiveHandoffControl:
         return self._registration.handoff_id
 
     def order(
-        self, name: EngineOrder, registration: RequestRegistration | None = None, *, cause: Seq | None = None
+        self,
+        name: EngineOrder,
+        registration: RequestRegistration | None = None,
+        *,
+        action_id: ActionId | None = None,
+        cause: Seq | None = None,
     ) -> PendingCommand:
         """Order something, behind what was ordered before; `wait` on the answer.
 
         Args:
             name: one of the six commands of a handoff.
             registration: the prepared request, for ``submit_prefill`` and ``reserve_destination``.
+            action_id: the coordinator's number of the action that this carries out.
             cause: the row that ordered it.
 
         Raises:
@@ -164,10 +170,9 @@ class LiveHandoffControl:
         if engine is None:
             raise EngineGone(self._registration.handoff_id)
         driver = engine.driver
-        if registration is None:
-            return driver.command(self._registration, name, cause=cause)
         driver.check_command(self._registration, name)
-        return driver.command(self._registration, name, registration.use(driver), cause)
+        route = None if registration is None else registration.use(driver)
+        return driver.command(self._registration, name, route, action_id=action_id, cause=cause)
 
 
 class LiveHandoffEvents:

@@ -57,6 +57,7 @@ class Kind(StrEnum):
     # conductor
     REQUEST_ARRIVED = "request_arrived"  # in
     REQUEST_ROUTED = "request_routed"  # out
+    PREFILL_ENDED = "prefill_ended"  # in
     REQUEST_ENDED = "request_ended"  # in
     CACHE_CHANGED = "cache_changed"  # in: an engine published or dropped blocks, for cache-aware routing
     ADMISSION = "admission"  # in, out
