@@ -124,6 +124,7 @@ class RowStream:
         last_seq: number of the last row appended.
         last_at_ms: the last row's time, for whoever continues or ends a run.
         run: the current run; 0 before the first.
+        run_open: whether it has not ended.
         run_first_seq: number of the row that began it.
         handoffs_before_run: handoffs opened in earlier runs.
     """
@@ -131,6 +132,7 @@ class RowStream:
     last_seq: int = 0
     last_at_ms: float = 0.0
     run: int = 0
+    run_open: bool = False
     run_first_seq: int = 1
     handoffs: int = 0
     handoffs_before_run: int = 0
@@ -152,6 +154,7 @@ class RowStream:
     ) -> int:
         """Begin the next run at its time 0 and give its number; see `RunStarted` for the arguments."""
         self.run += 1
+        self.run_open = True
         self.run_first_seq = self.last_seq + 1
         self.handoffs_before_run = self.handoffs
         self._add(RunStarted(self.run, tool, wall_ns, scenario or {}, trace_digest, clock), 0.0)
@@ -165,11 +168,13 @@ class RowStream:
             wall_ns: wall clock now, ns since the epoch.
             at_ms: the run's time now; not before the last row's.
         """
+        assert self.run_open, "only a run that has not ended can go on"
         self._add(RunResumed(self.run, tool, wall_ns), max(at_ms, self.last_at_ms))
         return self.run
 
     def end_run(self, state: EndState, at_ms: float, reason: str | None = None) -> Seq:
         """End the run; the row counts its rows and handoffs."""
+        self.run_open = False
         rows = self.last_seq + 2 - self.run_first_seq
         return self._add(RunEnded(state, rows, self.handoffs - self.handoffs_before_run, reason), at_ms)
 
