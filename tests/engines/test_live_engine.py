@@ -1,6 +1,7 @@
 """The live engine's public surface: requests, streams, handoff registrations, shutdown."""
 
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -263,7 +264,7 @@ def test_a_batch_of_tokens_is_read_one_signal_at_a_time(trio_run: Any) -> None:
             signals = await read_all(stream)
             assert [signal.token_id for signal in signals] == list(range(200))
             assert [signal.completed for signal in signals] == [False] * 199 + [True]
-            assert all(before.at_ms <= after.at_ms for before, after in zip(signals, signals[1:], strict=False))
+            assert all(before.at_ms <= after.at_ms for before, after in itertools.pairwise(signals))
 
     trio_run(main)
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from recorded_steps import assert_replays
 
 from handoff.engines.engine_core import KvEvent, KvEventKind
 from handoff.engines.engine_settings import EngineSettings
@@ -48,11 +49,14 @@ def fixture_request(request_id: str | None, output_tokens: int, token: int = PLA
 
 @asynccontextmanager
 async def running_engine(settings: EngineSettings, config: LiveEngineConfig | None = None) -> AsyncIterator[LiveEngine]:
-    """An engine that is shut down at the end."""
+    """An engine that is shut down at the end; then its rows must replay."""
+    config = config or LiveEngineConfig()
     async with trio.open_nursery() as nursery:
-        engine = LiveEngine.start_with_config(nursery, settings, config or LiveEngineConfig(journal=MemoryJournal()))
+        engine = LiveEngine.start_with_config(nursery, settings, config)
         yield engine
         await engine.shutdown()
+    assert isinstance(config.journal, MemoryJournal)
+    assert_replays(config.journal)
 
 
 async def read_all(stream: RequestStream) -> list[OutputSignal]:
