@@ -42,6 +42,10 @@ class PassClock:
     def touch(self, at_ms: float) -> bool:
         """Something reaches the engine at `at_ms`; whether that moved the end of a run."""
         self.asleep = False
+        return self.cut(at_ms)
+
+    def cut(self, at_ms: float) -> bool:
+        """Let a run end with its first boundary at or after `at_ms`; whether that moved its end."""
         result = self.running
         if result is None or result.passes == 1:
             return False

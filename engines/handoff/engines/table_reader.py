@@ -109,7 +109,9 @@ class TableReader:
         """
         hints = typing.get_type_hints(cls)
         fields = {
-            field.name: field for field in attrs.fields(cast("type[AttrsInstance]", cls)) if field.init and not (given and field.name in given)
+            field.name: field
+            for field in attrs.fields(cast("type[AttrsInstance]", cls))
+            if field.init and not (given and field.name in given)
         }
         if not isinstance(table, Mapping):
             raise self.error(where, table, "a table", occurrence)

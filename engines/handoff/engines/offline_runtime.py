@@ -1,0 +1,891 @@
+"""The offline runtime: handoffs between simulated pools in virtual time, without a wire.
+
+A heap of events drives coordinators, engine cores and routers. It equals the deployed simulator event for event, so its
+order of work is a contract. One timestamp is *drained* in rounds until a round changes nothing:
+
+1. passes that end now, 2. workers that become ready, 3. transfers that complete (each kind as long as it is on top of
+the heap); 4. arrivals; 5. actions of coordinators, until there are none; 6. prefill workers, then 7. decode workers start
+passes, in order of id; 8. drained workers are removed. Planner ticks see the settled timestamp.
+
+Events of one time are ordered by when they were pushed. Inside a run of decode passes nothing is pushed, so the key says
+what the push would have been: the start of the pass that ends, the phase in which passes start, the worker. A run that
+is cut gets a new event; the old one is known by its serial and dropped.
+
+**An engine that does nothing sleeps.** Elsewhere it would try again at every timestamp that anybody visits. For most
+engines that changes nothing, so it is not done. Where it does (an SGLang engine whose ratio still decays), every
+timestamp counts while it sleeps: nobody leaps until it is at rest.
+
+**A run always ends.** If nothing can happen any more although requests are in flight, that is a *stall*: the first request
+that waits on the first such engine is failed, with a reason that names what it waits for and who holds it, and the run
+goes on. The deployed simulator aborts there, or loops.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, Final, Protocol, assert_never
+
+from attrs import define, field, frozen
+
+from handoff.engines.block_names import TraceNames
+from handoff.engines.collector import Collector
+from handoff.engines.engine_core import (
+    DestinationReserved,
+    EndKind,
+    EngineError,
+    EngineRequest,
+    PassResult,
+    RequestEnd,
+)
+from handoff.engines.engine_settings import EngineSettings
+from handoff.engines.kv_router import KvRouter, Placement, RoutedPrompt, decode_stage, prefill_stage
+from handoff.engines.offline_pool import OfflinePool, SimulatedWorker, WorkerState
+from handoff.engines.scenario import KvRouterSettings, RouterMode
+from handoff.engines.seeded_stream import SeededStream, derived_uuid
+from handoff.engines.simulated_request import Admitted, Phase, Routing, SimulatedRequest
+from handoff.engines.traffic_window import TrafficWindow
+from handoff.engines.workload import Arrival, WorkloadSource
+from handoff.journal.coordinator import (
+    ACCEPTED,
+    APPLIED,
+    NOOP,
+    SCHEDULED,
+    SUBMITTED,
+    Action,
+    Coordinator,
+    Fact,
+    Outcome,
+    failed,
+)
+from handoff.journal.vocabulary import (
+    ActionName,
+    Completion,
+    FactName,
+    HandoffId,
+    RequestId,
+    TerminalStatus,
+    order_for_engine,
+)
+
+_PASS: Final = 0
+_READY: Final = 1
+_TRANSFER: Final = 2
+_TICK: Final = 3
+
+_ACTIONS_PHASE: Final = 0
+_PREFILL_PHASE: Final = 1
+_DECODE_PHASE: Final = 2
+_PHASES: Final = 3
+
+
+@frozen
+class DisaggregatedCluster:
+    """What a run simulates.
+
+    Attributes:
+        prefill, decode: engines of the two pools; same type and block size.
+        num_prefill_workers, num_decode_workers: at least 1.
+    """
+
+    prefill: EngineSettings
+    decode: EngineSettings
+    num_prefill_workers: int
+    num_decode_workers: int
+
+
+@frozen
+class Stall:
+    """Requests were in flight, but nothing could happen any more.
+
+    Attributes:
+        at_ms: when.
+        pool, worker: the engine whose first waiting request was failed; None when actions waited for a worker.
+        failed_request: that request.
+        reason: what it waited for, and who held what.
+        waiting: every request that was in flight.
+    """
+
+    at_ms: float
+    pool: str
+    worker: int | None
+    failed_request: RequestId
+    reason: str
+    waiting: tuple[RequestId, ...]
+
+
+class RuntimeObserver(Protocol):
+    """Somebody who writes down what a run does. Every call happens at `now_ms`, in the order of events."""
+
+    def arrived(self, now_ms: float, request: SimulatedRequest, actions: tuple[Action, ...]) -> None:
+        """A request arrived; its coordinator was started."""
+
+    def outcome(
+        self, now_ms: float, request: SimulatedRequest, action: Action, outcome: Outcome, actions: tuple[Action, ...]
+    ) -> None:
+        """An action was answered, and the coordinator issued further ones."""
+
+    def fact(self, now_ms: float, request: SimulatedRequest, fact: Fact, actions: tuple[Action, ...]) -> None:
+        """A fact was observed, and the coordinator issued further actions."""
+
+    def transition(self, now_ms: float, name: str, request: SimulatedRequest | None) -> None:
+        """Something of the transition log."""
+
+    def admitted(self, now_ms: float, pool: str, worker: int, request: SimulatedRequest, reused_tokens: int) -> None:
+        """A scheduler took a request into its batch."""
+
+    def placed(self, now_ms: float, pool: str, request: SimulatedRequest, placement: Placement | None) -> None:
+        """A KV-aware router placed or queued (None) a request."""
+
+
+@define
+class RuntimeCounts:
+    """What tests ask for."""
+
+    prefill_marked: int = 0
+    prefill_router_freed: int = 0
+    decode_router_freed: int = 0
+    prefill_assignments: dict[RequestId, int] = field(factory=dict)
+    decode_assignments: dict[RequestId, int] = field(factory=dict)
+    handoff_ms: dict[RequestId, float] = field(factory=dict)
+    transition_log: list[tuple[str, RequestId | None]] = field(factory=list)
+
+
+class OfflineRuntime:
+    """Simulates one run.
+
+    Args:
+        cluster: the pools.
+        source: the workload.
+        names: derives block names from the workload's block ids.
+        router_mode, kv_router: how requests are spread.
+        seed: of the run; ids and ties follow from it.
+        collector: takes requests that have ended.
+        max_sim_time_ms: stop after this moment.
+        keeps_transitions: whether `counts` are kept, for tests and small runs.
+        capture_metrics: whether every pass reports its metrics.
+        observer: is told of everything, or None.
+        planner: decides on scaling at ticks, or None.
+
+    Attributes:
+        now_ms: the clock.
+        events: the heap; see the module for its order.
+        pending, waiting_prefill, waiting_decode: actions to carry out, and actions without a worker.
+        stalls: what had to be failed so that the run could go on.
+    """
+
+    def __init__(
+        self,
+        cluster: DisaggregatedCluster,
+        source: WorkloadSource,
+        names: TraceNames,
+        *,
+        router_mode: RouterMode = RouterMode.ROUND_ROBIN,
+        kv_router: KvRouterSettings | None = None,
+        seed: int = 0,
+        collector: Collector | None = None,
+        max_sim_time_ms: float | None = None,
+        keeps_transitions: bool = False,
+        capture_metrics: bool = False,
+        observer: RuntimeObserver | None = None,
+    ) -> None:
+        if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0.0):
+            raise ValueError(f"max_sim_time_ms = {max_sim_time_ms}: expected a finite number of at least 0")
+        self._order = order_for_engine(cluster.prefill.engine_type)
+        self._source = source
+        self._names = names
+        self._seed = seed
+        self.collector = collector or Collector()
+        self._max_sim_time_ms = max_sim_time_ms
+        self._observer = observer
+        self._keeps_transitions = keeps_transitions
+        self._logs = keeps_transitions or observer is not None
+        routers = self._routers(cluster, router_mode, kv_router or KvRouterSettings(), seed)
+        self.prefill = OfflinePool(
+            "prefill",
+            cluster.prefill,
+            cluster.num_prefill_workers,
+            routers[0],
+            capture_kv_events=routers[0] is not None,
+            capture_metrics=capture_metrics,
+            counts_gaps=False,
+        )
+        self.decode = OfflinePool(
+            "decode",
+            cluster.decode,
+            cluster.num_decode_workers,
+            routers[1],
+            capture_kv_events=False,
+            capture_metrics=capture_metrics,
+            counts_gaps=True,
+        )
+        self.now_ms = 0.0
+        self.events: list[tuple[Any, ...]] = []
+        self._next_serial = 0
+        self._round = 0
+        self._drained_at: float | None = None
+        self.pending: deque[tuple[SimulatedRequest, Action]] = deque()
+        self.waiting_prefill: list[tuple[SimulatedRequest, Action]] = []
+        self.waiting_decode: list[tuple[SimulatedRequest, Action]] = []
+        self._requests: dict[RequestId, SimulatedRequest] = {}
+        self._by_handoff: dict[HandoffId, SimulatedRequest] = {}
+        self._can_leap = not capture_metrics
+        self._restless: list[tuple[OfflinePool, SimulatedWorker]] = []
+        self._next_number = 0
+        self.in_flight = 0
+        self.counts = RuntimeCounts()
+        self.traffic = TrafficWindow()
+        self.stalls: list[Stall] = []
+        self._carry_out: dict[ActionName, Callable[[SimulatedRequest, Action], None]] = {
+            ActionName.SUBMIT_PREFILL: self._submit_prefill,
+            ActionName.RESERVE_DESTINATION: self._reserve_destination,
+            ActionName.START_TRANSFER: self._start_transfer,
+            ActionName.ACTIVATE_DESTINATION: self._activate_destination,
+            ActionName.RELEASE_SOURCE: self._release_source,
+            ActionName.CANCEL_SOURCE: self._cancel_source,
+            ActionName.CANCEL_DESTINATION: self._cancel_destination,
+            ActionName.COMPLETE: self._complete,
+        }
+
+    @staticmethod
+    def _routers(
+        cluster: DisaggregatedCluster, mode: RouterMode, settings: KvRouterSettings, seed: int
+    ) -> tuple[KvRouter | None, KvRouter | None]:
+        match mode:
+            case RouterMode.ROUND_ROBIN:
+                return None, None
+            case RouterMode.KV_ROUTER:
+                return (
+                    KvRouter(prefill_stage(settings), cluster.prefill, SeededStream(seed, "router/prefill")),
+                    KvRouter(decode_stage(settings), cluster.decode, SeededStream(seed, "router/decode")),
+                )
+            case _:
+                assert_never(mode)
+
+    # -- the clock ------------------------------------------------------------------------------------
+
+    def run(self, progress: Callable[["OfflineRuntime"], None] | None = None) -> None:
+        """Run to the end of the workload, or to the cap.
+
+        Args:
+            progress: called about every thousand timestamps.
+        """
+        self.drain_current_timestamp()
+        visited = 0
+        while not self.is_done:
+            next_ms = self.next_timestamp()
+            if next_ms is None:
+                self._resolve_stall()
+                continue
+            if self._max_sim_time_ms is not None and next_ms > self._max_sim_time_ms:
+                return
+            self.advance_now(next_ms)
+            self.drain_current_timestamp()
+            visited += 1
+            if progress is not None and visited % 1024 == 0:
+                progress(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do but idle workers becoming ready."""
+        return (
+            not self.in_flight
+            and not self._by_handoff
+            and self._source.is_drained
+            and not (self.pending or self.waiting_prefill or self.waiting_decode)
+            and self.prefill.is_drained
+            and self.decode.is_drained
+        )
+
+    def next_timestamp(self) -> float | None:
+        """When something happens next, or None."""
+        self._drop_stale_events()
+        ready_ms = self._source.next_ready_ms()
+        if not self.events:
+            return ready_ms
+        event_ms: float = self.events[0][0]
+        return event_ms if ready_ms is None or event_ms < ready_ms else ready_ms
+
+    def advance_now(self, to_ms: float) -> None:
+        """Move the clock; workers are paid for the time."""
+        elapsed_s = (to_ms - self.now_ms) / 1000.0
+        self.prefill.worker_seconds += len(self.prefill.workers) * elapsed_s
+        self.decode.worker_seconds += len(self.decode.workers) * elapsed_s
+        self.now_ms = to_ms
+
+    def advance_to(self, to_ms: float) -> bool:
+        """Do everything that happens up to `to_ms`; returns whether the workload is done.
+
+        The clock ends at `to_ms`, or at the last event of a workload that is done.
+        """
+        self.drain_current_timestamp()
+        while not self.is_done:
+            next_ms = self.next_timestamp()
+            if next_ms is None or next_ms > to_ms:
+                if math.isfinite(to_ms) and to_ms < _FOREVER_MS:
+                    self.advance_now(to_ms)
+                return False
+            self.advance_now(next_ms)
+            self.drain_current_timestamp()
+        return True
+
+    def drain_current_timestamp(self) -> None:
+        """Do everything that happens now, in rounds, until nothing changes."""
+        now_ms = self.now_ms
+        self._round = 0
+        if self._restless:
+            self._wake_restless()
+        prefill, decode, source = self.prefill, self.decode, self._source
+        while True:
+            self._apply_due_events(now_ms)
+            if source.is_ready(now_ms):
+                for arrival in source.take_ready(now_ms):
+                    self._arrive(arrival)
+            while self.pending:
+                request, action = self.pending.popleft()
+                self._carry_out[action.name](request, action)
+            while prefill.has_candidates:
+                self._drive(prefill, _PREFILL_PHASE)
+            while decode.has_candidates:
+                self._drive(decode, _DECODE_PHASE)
+            if self._logs:
+                self._log("decode_drive_quiesced", None)
+            self._remove_drained(prefill)
+            self._remove_drained(decode)
+            self._round += 1
+            events = self.events
+            if not (
+                (events and events[0][0] <= now_ms)
+                or self.pending
+                or prefill.has_candidates
+                or decode.has_candidates
+                or source.is_ready(now_ms)
+            ):
+                return
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def _push(self, at_ms: float, pushed_ms: float, phase: int, index: int, kind: int, payload: object) -> int:
+        serial = self._next_serial
+        self._next_serial += 1
+        heappush(self.events, (at_ms, kind == _TICK, pushed_ms, phase, index, serial, kind, payload))
+        return serial
+
+    def _is_stale(self, event: tuple[Any, ...]) -> bool:
+        kind, payload = event[6], event[7]
+        if kind == _PASS:
+            return bool(payload[1].serial != event[5])
+        if kind == _TRANSFER:
+            return bool(payload[0].is_retired)
+        if kind == _READY:
+            return bool(payload[1].state is not WorkerState.STARTING)
+        return False
+
+    def _drop_stale_events(self) -> None:
+        events = self.events
+        while events and self._is_stale(events[0]):
+            heappop(events)
+
+    def _apply_due_events(self, now_ms: float) -> None:
+        """Each kind in turn, as long as it is on top."""
+        events = self.events
+        for kind in (_PASS, _READY, _TRANSFER):
+            while events and events[0][0] <= now_ms:
+                event = events[0]
+                if self._is_stale(event):
+                    heappop(events)
+                    continue
+                if event[6] != kind:
+                    break
+                heappop(events)
+                first, second = event[7]
+                if kind == _PASS:
+                    self._finish_pass(first, second)
+                elif kind == _READY:
+                    self._worker_is_ready(first, second)
+                else:
+                    self._tell_fact(first, Fact(FactName.TRANSFER_COMPLETED, first.handoff_id))
+
+    def _touch(self, pool: OfflinePool, worker: SimulatedWorker) -> bool:
+        """Something reaches a worker; whether it is in a pass. A run is cut, and its end pushed anew."""
+        clock = worker.clock
+        if clock.touch(self.now_ms):
+            assert clock.running is not None
+            self._push_end(pool, worker, clock.running, inside_run=True)
+        pool.nominate(worker)
+        return clock.running is not None
+
+    def _push_end(self, pool: OfflinePool, worker: SimulatedWorker, result: PassResult, *, inside_run: bool) -> None:
+        """The end of a pass: its key says when the last of its passes started."""
+        phase = _PREFILL_PHASE if pool is self.prefill else _DECODE_PHASE
+        if not (inside_run or result.passes > 1):
+            phase += self._round * _PHASES
+        worker.serial = self._push(
+            result.end_ms, result.last_start_ms, phase, worker.worker_id, _PASS, (pool, worker)
+        )
+
+    # -- passes ---------------------------------------------------------------------------------------
+
+    def _drive(self, pool: OfflinePool, _phase: int) -> None:
+        """Let every listed worker that is ready start a pass."""
+        now_ms = self.now_ms
+        for worker in pool.take_candidates():
+            clock = worker.clock
+            if not clock.is_ready:
+                continue
+            clock.leaps = self._can_leap and not self._restless
+            result = clock.start(now_ms)
+            for request_id, reused in result.admissions:
+                self._admit(pool, worker, self._requests[request_id], reused)
+            if result.end_ms > now_ms:
+                self._push_end(pool, worker, result, inside_run=False)
+            else:
+                self._finish_pass(pool, worker)
+
+    def _admit(self, pool: OfflinePool, worker: SimulatedWorker, request: SimulatedRequest, reused: int) -> None:
+        now_ms = self.now_ms
+        request.admissions.append(Admitted(pool.name, now_ms, reused))
+        if request.first_admit_ms is None:
+            request.first_admit_ms = now_ms
+        if pool is self.prefill:
+            if request.prefill_admit_ms is None:
+                request.prefill_admit_ms = now_ms
+            request.reused = max(request.reused, reused)
+        else:
+            request.decode_reused = max(request.decode_reused or 0, reused)
+            if request.decode_admit_ms is None:
+                request.decode_admit_ms = now_ms
+                request.phase = Phase.RUNNING_DECODE
+                self._log("decode_admitted", request)
+        if self._observer is not None:
+            self._observer.admitted(now_ms, pool.name, worker.worker_id, request, reused)
+
+    def _finish_pass(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
+        """A pass ends: commands held back, metrics, cache events, ends, holds, and the boundary's reservation."""
+        worker.serial = -1
+        result, reserved = worker.clock.finish()
+        if worker.deferred:
+            self.pending.extend(worker.deferred)
+            worker.deferred = []
+        if result.metrics is not None:
+            pool.metrics.append((worker.worker_id, result.metrics))
+            pool.latest_metrics[worker.worker_id] = result.metrics
+        if pool.router is not None and result.kv_events:
+            pool.router.apply_events(worker.worker_id, result.kv_events)
+        for record in result.pressure:
+            self.collector.add_pressure(self._requests[record.request_id], record)
+        ended = self._prefill_ended if pool is self.prefill else self._decode_ended
+        for end in result.ends:
+            ended(self._requests[end.request_id], end)
+        for held in result.held:
+            request = self._by_handoff[held.handoff_id]
+            request.held_ms = self.now_ms
+            self._log("source_held", request)
+            self._tell_fact(
+                request, Fact(FactName.SOURCE_HELD, held.handoff_id, transfer_timing=held.transfer_timing)
+            )
+        if reserved is not None:
+            self._reserved(reserved)
+        if worker.clock.asleep:
+            if not result.repeatable:
+                self._fall_asleep(pool, worker)
+        else:
+            pool.nominate(worker)
+
+    def _prefill_ended(self, request: SimulatedRequest, end: RequestEnd) -> None:
+        router = self.prefill.router
+        if router is not None:
+            router.prefill_completed(request.request_id)
+        self.counts.prefill_marked += 1
+        self._log("prefill_mark_completed", request)
+        if end.kind is EndKind.REJECTED:
+            request.set_status(TerminalStatus.REJECTED, self.now_ms)
+            self._tell_fact(request, Fact(FactName.FAILED, request.handoff_id))
+        if router is not None:
+            self._dispatch_released(self.prefill)
+
+    def _decode_ended(self, request: SimulatedRequest, end: RequestEnd) -> None:
+        request.take_tokens(end)
+        if self.decode.router is not None:
+            self.decode.router.free(request.request_id)
+        request.booked_decode = False
+        self.counts.decode_router_freed += 1
+        self._log("decode_free", request)
+        completed = end.kind is EndKind.COMPLETED
+        request.set_status(TerminalStatus.COMPLETED if completed else TerminalStatus.REJECTED, self.now_ms)
+        self._end_logically(request)
+        if self.decode.router is not None:
+            self._dispatch_released(self.decode)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def _arrive(self, arrival: Arrival) -> None:
+        number = self._next_number
+        self._next_number += 1
+        turn = arrival.turn
+        request_id = RequestId(turn.request_id or derived_uuid(self._seed, "request", number))
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id} is already in flight")
+        engine_request = EngineRequest(
+            request_id, turn.prompt_tokens, turn.output_tokens, self._names.names(turn.blocks, turn.prompt_tokens)
+        )
+        handoff_id = HandoffId(derived_uuid(self._seed, "handoff", number))
+        coordinator = Coordinator(handoff_id, self._order)
+        request = SimulatedRequest(number, arrival, engine_request, handoff_id, coordinator)
+        self._requests[request_id] = request
+        self._by_handoff[handoff_id] = request
+        self.in_flight += 1
+        self.collector.arrived(request)
+        self.traffic.arrived()
+        actions = coordinator.start()
+        if self._observer is not None:
+            self._observer.arrived(self.now_ms, request, actions)
+        if actions[0].name is ActionName.RESERVE_DESTINATION:
+            request.phase = Phase.AWAITING_DESTINATION
+        self.pending.append((request, actions[0]))
+
+    def _end_logically(self, request: SimulatedRequest) -> None:
+        """The client's view of the request is over, whatever its handoff still has to do."""
+        if not request.counted_in_flight:
+            return
+        request.counted_in_flight = False
+        self.in_flight -= 1
+        now_ms = self.now_ms
+        assert request.status is not None
+        self.traffic.ended(request)
+        self._source.on_end(request.arrival, request.status, now_ms)
+        self._log("request_marked_done", request)
+        if self._source.is_workload:
+            self._log("workload_completed", request)
+        if request.handoff_is_over:
+            self._retire(request)
+        else:
+            request.phase = Phase.CLEANUP_PENDING
+
+    def _retire(self, request: SimulatedRequest) -> None:
+        request.phase = Phase.DONE
+        request.is_retired = True
+        del self._by_handoff[request.handoff_id]
+        del self._requests[request.request_id]
+        self.collector.retired(request)
+
+    def _tell_outcome(self, request: SimulatedRequest, action: Action, outcome: Outcome) -> None:
+        actions = request.coordinator.on_outcome(action.id, outcome)
+        if self._observer is not None:
+            self._observer.outcome(self.now_ms, request, action, outcome, actions)
+        for issued in actions:
+            self.pending.append((request, issued))
+
+    def _tell_fact(self, request: SimulatedRequest, fact: Fact) -> None:
+        actions = request.coordinator.on_fact(fact)
+        if self._observer is not None:
+            self._observer.fact(self.now_ms, request, fact, actions)
+        for issued in actions:
+            self.pending.append((request, issued))
+
+    def apply_handoff_fact(self, request_id: RequestId, fact: Fact) -> None:
+        """Feed a fact from outside, such as a cancellation; it takes effect with the next drain."""
+        self._tell_fact(self._requests[request_id], fact)
+
+    # -- actions --------------------------------------------------------------------------------------
+
+    def _submit_prefill(self, request: SimulatedRequest, action: Action) -> None:
+        pool = self.prefill
+        if not pool.active:
+            self.waiting_prefill.append((request, action))
+            return
+        request.phase = Phase.QUEUED_PREFILL
+        worker_id = self._route(pool, request, action)
+        if worker_id is not None:
+            self._submit_to(pool.workers[worker_id], request, action)
+
+    def _submit_to(self, worker: SimulatedWorker, request: SimulatedRequest, action: Action) -> None:
+        request.prefill_worker = worker.worker_id
+        if self._keeps_transitions:
+            self.counts.prefill_assignments[request.request_id] = worker.worker_id
+        self._touch(self.prefill, worker)
+        worker.clock.core.submit_handoff_prefill(request.handoff_id, request.request)
+        request.phase = Phase.RUNNING_PREFILL
+        self._tell_outcome(request, action, SUBMITTED)
+
+    def _reserve_destination(self, request: SimulatedRequest, action: Action) -> None:
+        pool = self.decode
+        if not pool.active:
+            self.waiting_decode.append((request, action))
+            return
+        request.phase = Phase.AWAITING_DESTINATION
+        worker_id = self._route(pool, request, action)
+        if worker_id is not None:
+            self._reserve_at(pool.workers[worker_id], request, action)
+
+    def _reserve_at(self, worker: SimulatedWorker, request: SimulatedRequest, action: Action) -> None:
+        busy = self._touch(self.decode, worker)
+        try:
+            reply = worker.clock.core.reserve_destination(request.handoff_id, request.request, busy=busy)
+        except EngineError as error:
+            request.set_status(TerminalStatus.FAILED, self.now_ms)
+            request.failure = str(error)
+            if self.decode.router is not None:
+                self.decode.router.free(request.request_id)
+            request.booked_decode = False
+            self._tell_outcome(request, action, failed(str(error)))
+            return
+        request.decode_worker = worker.worker_id
+        if self._keeps_transitions:
+            self.counts.decode_assignments[request.request_id] = worker.worker_id
+        self._log("destination_accepted", request)
+        self._tell_outcome(request, action, ACCEPTED)
+        if reply.reserved is not None:
+            self._reserved(reply.reserved)
+
+    def _reserved(self, reserved: DestinationReserved) -> None:
+        request = self._by_handoff[reserved.handoff_id]
+        request.reserved_ms = self.now_ms
+        self._log("destination_reserved", request)
+        self._tell_fact(
+            request,
+            Fact(
+                FactName.DESTINATION_RESERVED,
+                reserved.handoff_id,
+                transferable_prompt_tokens=reserved.transferable_prompt_tokens,
+            ),
+        )
+
+    def _start_transfer(self, request: SimulatedRequest, action: Action) -> None:
+        self._tell_outcome(request, action, SCHEDULED)
+        request.phase = Phase.TRANSFER_PENDING
+        delay_ms = action.delay_ms or 0.0
+        if delay_ms > 0.0:
+            phase = self._round * _PHASES + _ACTIONS_PHASE
+            self._push(
+                self.now_ms + delay_ms, self.now_ms, phase, self._next_serial, _TRANSFER, (request, action)
+            )
+            self._log("transfer_queued", request)
+        else:
+            self._tell_fact(request, Fact(FactName.TRANSFER_COMPLETED, request.handoff_id))
+
+    def _activate_destination(self, request: SimulatedRequest, action: Action) -> None:
+        assert request.decode_worker is not None
+        worker = self.decode.workers[request.decode_worker]
+        if self._touch(self.decode, worker):
+            worker.deferred.append((request, action))
+            return
+        reply = worker.clock.core.activate_destination(request.handoff_id)
+        if not reply.applied:
+            self._tell_outcome(request, action, failed("the destination is not reserved"))
+            return
+        request.phase = Phase.READY_DECODE
+        request.activated_ms = self.now_ms
+        self._log("destination_activated", request)
+        self._tell_outcome(request, action, APPLIED)
+        if reply.reserved is not None:
+            self._reserved(reply.reserved)
+
+    def _release_source(self, request: SimulatedRequest, action: Action) -> None:
+        assert request.prefill_worker is not None
+        worker = self.prefill.workers[request.prefill_worker]
+        if self._touch(self.prefill, worker):
+            worker.deferred.append((request, action))
+            return
+        reply = worker.clock.core.release_source(request.handoff_id)
+        request.released_ms = self.now_ms
+        self._log("source_released", request)
+        self._feed_command_events(worker)
+        self._tell_outcome(request, action, APPLIED if reply.applied else NOOP)
+
+    def _cancel_source(self, request: SimulatedRequest, action: Action) -> None:
+        worker = self._worker_of(self.prefill, request.prefill_worker)
+        if worker is None:
+            self._drop_booking(self.prefill, request)
+            self._tell_outcome(request, action, NOOP)
+            return
+        if self._touch(self.prefill, worker):
+            worker.deferred.append((request, action))
+            return
+        reply = worker.clock.core.cancel_source(request.handoff_id)
+        self._feed_command_events(worker)
+        self._tell_outcome(request, action, APPLIED if reply.applied else NOOP)
+
+    def _cancel_destination(self, request: SimulatedRequest, action: Action) -> None:
+        worker = self._worker_of(self.decode, request.decode_worker)
+        if worker is None:
+            self._drop_booking(self.decode, request)
+            self._tell_outcome(request, action, NOOP)
+            return
+        if self._touch(self.decode, worker):
+            worker.deferred.append((request, action))
+            return
+        tokens = worker.clock.core.token_times(request.request_id)
+        if tokens is not None:
+            request.take_tokens(tokens)
+        reply = worker.clock.core.cancel_destination(request.handoff_id)
+        self._tell_outcome(request, action, APPLIED if reply.applied else NOOP)
+        if reply.reserved is not None:
+            self._reserved(reply.reserved)
+
+    def _complete(self, request: SimulatedRequest, _action: Action) -> None:
+        completion = request.coordinator.completion
+        request.handoff_is_over = True
+        if completion is Completion.SUCCESS:
+            if self.prefill.router is not None:
+                self.prefill.router.free(request.request_id)
+            request.booked_prefill = False
+            self.counts.prefill_router_freed += 1
+            self._log("prefill_free", request)
+            if self._keeps_transitions:
+                self.counts.handoff_ms[request.request_id] = self.now_ms
+            self._log("handoff_completed", request)
+            if not request.counted_in_flight:
+                self._retire(request)
+            if self.prefill.router is not None:
+                self._dispatch_released(self.prefill)
+            return
+        request.set_status(TerminalStatus.CANCELED, self.now_ms)
+        self._drop_booking(self.prefill, request)
+        self._drop_booking(self.decode, request)
+        self._forget_actions(request)
+        if request.counted_in_flight:
+            self._end_logically(request)
+        else:
+            self._retire(request)
+
+    def _forget_actions(self, request: SimulatedRequest) -> None:
+        """An ended request has no actions left."""
+        self.pending = deque(entry for entry in self.pending if entry[0] is not request)
+        self.waiting_prefill = [entry for entry in self.waiting_prefill if entry[0] is not request]
+        self.waiting_decode = [entry for entry in self.waiting_decode if entry[0] is not request]
+
+    def _worker_of(self, pool: OfflinePool, worker_id: int | None) -> SimulatedWorker | None:
+        return None if worker_id is None else pool.workers.get(worker_id)
+
+    def _feed_command_events(self, worker: SimulatedWorker) -> None:
+        if self.prefill.router is not None:
+            self.prefill.router.apply_events(worker.worker_id, worker.clock.core.take_kv_events())
+
+    # -- routing --------------------------------------------------------------------------------------
+
+    def _route(self, pool: OfflinePool, request: SimulatedRequest, action: Action) -> int | None:
+        """The worker that takes a request, or None while the router queues it."""
+        router = pool.router
+        if router is None:
+            worker_id = pool.round_robin.choose(pool.active)
+            request.routings.append(Routing(pool.name, worker_id))
+            self._note_overlap(pool, request, 0)
+            return worker_id
+        size = pool.settings.block_size
+        prompt = RoutedPrompt(
+            request.request_id,
+            request.input_tokens,
+            request.request.block_names[: request.input_tokens // size],
+            request.arrival_ms / 1000.0,
+            request.arrival.turn.priority,
+            request.arrival.turn.strict_priority,
+        )
+        placement = router.place(prompt, self.now_ms)
+        self._book(pool, request)
+        if self._observer is not None:
+            self._observer.placed(self.now_ms, pool.name, request, placement)
+        if placement is None:
+            request.parked = action
+            return None
+        self._note_placement(pool, request, placement)
+        return placement.worker
+
+    def _book(self, pool: OfflinePool, request: SimulatedRequest) -> None:
+        if pool is self.prefill:
+            request.booked_prefill = True
+        else:
+            request.booked_decode = True
+
+    def _drop_booking(self, pool: OfflinePool, request: SimulatedRequest) -> None:
+        booked = request.booked_prefill if pool is self.prefill else request.booked_decode
+        if pool.router is None or not booked:
+            return
+        pool.router.free(request.request_id)
+        if pool is self.prefill:
+            request.booked_prefill = False
+        else:
+            request.booked_decode = False
+        self._dispatch_released(pool)
+
+    def _note_overlap(self, pool: OfflinePool, request: SimulatedRequest, tokens: int) -> None:
+        if pool is self.prefill:
+            request.prefill_overlap_tokens = tokens
+        else:
+            request.decode_overlap_tokens = tokens
+
+    def _note_placement(self, pool: OfflinePool, request: SimulatedRequest, placement: Placement) -> None:
+        queued_ms = placement.queued_at_ms
+        request.routings.append(
+            Routing(
+                pool.name,
+                placement.worker,
+                queued_ms,
+                None if queued_ms is None else self.now_ms,
+                placement.overlap_blocks,
+                placement.best_overlap_blocks,
+            )
+        )
+        overlap_tokens = min(placement.overlap_blocks * pool.settings.block_size, request.input_tokens)
+        self._note_overlap(pool, request, overlap_tokens)
+        if pool is self.prefill:
+            self.traffic.routed(placement.overlap_blocks, -(-request.input_tokens // pool.settings.block_size))
+
+    def _dispatch_released(self, pool: OfflinePool) -> list[RequestId]:
+        """Send on what the router's queue lets go; returns who."""
+        if pool.router is None:
+            return []
+        released = []
+        for placement in pool.router.take_released():
+            request = self._requests[RequestId(placement.key)]
+            action, request.parked = request.parked, None
+            assert action is not None
+            self._note_placement(pool, request, placement)
+            if self._observer is not None:
+                self._observer.placed(self.now_ms, pool.name, request, placement)
+            worker = pool.workers[placement.worker]
+            if pool is self.prefill:
+                self._submit_to(worker, request, action)
+            else:
+                self._reserve_at(worker, request, action)
+            released.append(request.request_id)
+        return released
+
+    # -- sleepers and stalls --------------------------------------------------------------------------
+
+    def _fall_asleep(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
+        """A pass did nothing, but another one would change the engine: from now on every timestamp counts."""
+        self._restless.append((pool, worker))
+        for other_pool in (self.prefill, self.decode):
+            for other in other_pool.workers.values():
+                if other.clock.cut(self.now_ms):
+                    assert other.clock.running is not None
+                    self._push_end(other_pool, other, other.clock.running, inside_run=True)
+
+    def _wake_restless(self) -> None:
+        for pool, worker in self._restless:
+            if worker.clock.asleep:
+                worker.clock.asleep = False
+                pool.nominate(worker)
+        self._restless = []
+
+    def _resolve_stall(self) -> None:
+        """Fail the first request that waits on the first engine where somebody does."""
+        raise NotImplementedError
+
+    def _log(self, name: str, request: SimulatedRequest | None) -> None:
+        if not self._logs:
+            return
+        if self._keeps_transitions:
+            self.counts.transition_log.append((name, None if request is None else request.request_id))
+        if self._observer is not None:
+            self._observer.transition(self.now_ms, name, request)
+
+    def _remove_drained(self, pool: OfflinePool) -> None:
+        pass
+
+    def _worker_is_ready(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
+        pass
+
+
+_FOREVER_MS: Final = 1.7976931348623157e308

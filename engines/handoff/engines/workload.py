@@ -1,0 +1,278 @@
+"""Where requests come from: sessions of turns, released by time or by concurrency.
+
+A session has one turn in flight at most. In *trace* mode a session's first turn is ready at its own time; in
+*concurrency* mode times are ignored and a fixed number of sessions is active, each through all of its turns, and the
+next one starts when one ends. When a turn completes (or is rejected), the next is ready after its delay; a turn that
+fails or is canceled ends its session.
+
+Ready turns are released in the order of (ready time, session, turn).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+from attrs import frozen
+
+from handoff.journal.vocabulary import TerminalStatus
+
+
+class Turn:
+    """One request of a session, before it runs.
+
+    Attributes:
+        prompt_tokens: at least 1.
+        output_tokens: at least 0.
+        blocks: the trace's block ids, enough to cover the prompt.
+        delay_ms: from the end of the turn before to this one's arrival.
+        priority: moves it ahead in a router's queue, in seconds; never back.
+        strict_priority: higher ones go first, whatever their age.
+        policy_class: a label of the trace, reported only.
+        request_id: the trace's own name of it, or None.
+    """
+
+    __slots__ = (
+        "blocks", "delay_ms", "output_tokens", "policy_class", "priority", "prompt_tokens", "request_id",
+        "strict_priority",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        blocks: Sequence[int],
+        delay_ms: float = 0.0,
+        *,
+        priority: int = 0,
+        strict_priority: int = 0,
+        policy_class: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.blocks = blocks
+        self.delay_ms = delay_ms
+        self.priority = priority
+        self.strict_priority = strict_priority
+        self.policy_class = policy_class
+        self.request_id = request_id
+
+
+@frozen
+class Session:
+    """Turns of one conversation.
+
+    Attributes:
+        session_id: its name.
+        first_arrival_ms: when its first turn is ready, in trace mode.
+        turns: in order, at least one.
+        is_named: whether the trace names it; unnamed single turns are reported without a session.
+    """
+
+    session_id: str
+    first_arrival_ms: float | None
+    turns: Sequence[Turn]
+    is_named: bool = True
+
+
+class Arrival(NamedTuple):
+    """A turn that is to be sent now.
+
+    Attributes:
+        at_ms: its arrival time, at or before now.
+        session: its session.
+        session_index: the session's number, from 0.
+        turn_index: its number in the session, from 0.
+    """
+
+    at_ms: float
+    session: Session
+    session_index: int
+    turn_index: int
+
+    @property
+    def turn(self) -> Turn:
+        """The turn."""
+        return self.session.turns[self.turn_index]
+
+
+class WorkloadSource(Protocol):
+    """What a runtime asks of a workload."""
+
+    @property
+    def reports_sessions(self) -> bool:
+        """Whether records name the session and turn even of unnamed ones."""
+
+    @property
+    def is_workload(self) -> bool:
+        """Whether it is made of sessions rather than of plain requests."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no further turn will ever be released."""
+
+    def is_ready(self, now_ms: float) -> bool:
+        """Whether `take_ready` would return something."""
+
+    def next_ready_ms(self) -> float | None:
+        """When the next turn could be released, or None if that depends on an end."""
+
+    def take_ready(self, now_ms: float) -> list[Arrival]:
+        """The turns that are ready at or before now; they are in flight from here on."""
+
+    def on_end(self, arrival: Arrival, status: TerminalStatus, now_ms: float) -> None:
+        """A turn in flight has ended."""
+
+
+class SessionSource:
+    """Sessions released by their own times, or by concurrency.
+
+    Args:
+        sessions: in trace mode in order of first arrival (ties in order of the file); read only as far as needed.
+        max_in_flight: sessions at once in concurrency mode, or None for trace mode.
+        speedup_ratio: divides arrivals and delays in trace mode.
+    """
+
+    def __init__(self, sessions: Iterable[Session], max_in_flight: int | None = None, speedup_ratio: float = 1.0) -> None:
+        self._sessions: Iterator[tuple[int, Session]] = iter(enumerate(sessions))
+        self._by_time = max_in_flight is None
+        self._speedup = speedup_ratio if self._by_time else 1.0
+        self._ready: list[tuple[float, int, int, Session]] = []
+        self._unfinished = 0
+        self._next: tuple[int, Session] | None = next(self._sessions, None)
+        if max_in_flight is not None:
+            for _ in range(max_in_flight):
+                self._start_next(0.0)
+
+    is_workload = True
+
+    @property
+    def reports_sessions(self) -> bool:
+        """Concurrency mode names every session."""
+        return not self._by_time
+
+    def is_ready(self, now_ms: float) -> bool:
+        """Whether a turn is ready."""
+        if self._ready and self._ready[0][0] <= now_ms:
+            return True
+        return self._by_time and self._next is not None and self._first_arrival(self._next[1]) <= now_ms
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every session was started and has ended."""
+        return self._next is None and not self._unfinished
+
+    def next_ready_ms(self) -> float | None:
+        """The earliest ready time."""
+        ready = self._ready[0][0] if self._ready else None
+        if not self._by_time or self._next is None:
+            return ready
+        first = self._first_arrival(self._next[1])
+        return first if ready is None or first < ready else ready
+
+    def take_ready(self, now_ms: float) -> list[Arrival]:
+        """The turns that are ready."""
+        if self._by_time:
+            while self._next is not None and self._first_arrival(self._next[1]) <= now_ms:
+                self._start_next(self._first_arrival(self._next[1]))
+        arrivals = []
+        while self._ready and self._ready[0][0] <= now_ms:
+            at_ms, session_index, turn_index, session = heappop(self._ready)
+            arrivals.append(Arrival(at_ms if self._by_time else now_ms, session, session_index, turn_index))
+        return arrivals
+
+    def on_end(self, arrival: Arrival, status: TerminalStatus, now_ms: float) -> None:
+        """Make the session's next turn ready, or the next session."""
+        following = arrival.turn_index + 1
+        goes_on = status in (TerminalStatus.COMPLETED, TerminalStatus.REJECTED)
+        if goes_on and following < len(arrival.session.turns):
+            delay_ms = arrival.session.turns[following].delay_ms / self._speedup
+            heappush(self._ready, (now_ms + delay_ms, arrival.session_index, following, arrival.session))
+            return
+        self._unfinished -= 1
+        if not self._by_time:
+            self._start_next(now_ms)
+
+    def _first_arrival(self, session: Session) -> float:
+        assert session.first_arrival_ms is not None
+        return session.first_arrival_ms / self._speedup
+
+    def _start_next(self, ready_ms: float) -> None:
+        if self._next is None:
+            return
+        index, session = self._next
+        self._next = next(self._sessions, None)
+        self._unfinished += 1
+        heappush(self._ready, (ready_ms, index, 0, session))
+
+
+class RequestListSource:
+    """A plain list of requests, as tests build it.
+
+    In trace mode each is released at its own time; in concurrency mode the next one is released whenever fewer than
+    `max_in_flight` are in flight, but that never wakes anybody up: it rides on other events.
+
+    Args:
+        requests: sessions of one turn, in order.
+        max_in_flight: requests at once, or None for trace mode.
+    """
+
+    reports_sessions = False
+    is_workload = False
+
+    def __init__(self, requests: Sequence[Session], max_in_flight: int | None = None) -> None:
+        self._requests = list(requests)
+        self._max_in_flight = max_in_flight
+        self._next = 0
+        self._in_flight = 0
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every request was released."""
+        return self._next == len(self._requests)
+
+    def next_ready_ms(self) -> float | None:
+        """The next request's time, in trace mode."""
+        if self._max_in_flight is not None or self.is_drained:
+            return None
+        return self._requests[self._next].first_arrival_ms
+
+    def is_ready(self, now_ms: float) -> bool:
+        """Whether a request could be released."""
+        if self.is_drained:
+            return False
+        if self._max_in_flight is not None:
+            return self._in_flight < self._max_in_flight
+        return (self._requests[self._next].first_arrival_ms or 0.0) <= now_ms
+
+    def take_ready(self, now_ms: float) -> list[Arrival]:
+        """The requests whose time has come, or for which there is room."""
+        arrivals = []
+        while self.is_ready(now_ms):
+            session = self._requests[self._next]
+            at_ms = now_ms if self._max_in_flight is not None else session.first_arrival_ms or 0.0
+            arrivals.append(Arrival(at_ms, session, self._next, 0))
+            self._next += 1
+            self._in_flight += 1
+        return arrivals
+
+    def on_end(self, _arrival: Arrival, _status: TerminalStatus, _now_ms: float) -> None:
+        """Make room."""
+        self._in_flight -= 1
+
+
+def normalized(requests: Sequence[Session], speedup_ratio: float = 1.0) -> list[Session]:
+    """Requests in order of arrival, the first at 0, times divided by the ratio."""
+    if not requests:
+        return []
+    ordered = sorted(requests, key=lambda session: session.first_arrival_ms or 0.0)
+    start_ms = ordered[0].first_arrival_ms or 0.0
+    return [
+        Session(
+            session.session_id,
+            ((session.first_arrival_ms or 0.0) - start_ms) / speedup_ratio,
+            session.turns,
+            session.is_named,
+        )
+        for session in ordered
+    ]
