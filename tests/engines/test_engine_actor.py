@@ -125,14 +125,14 @@ def test_output_for_streams_is_what_the_token_row_counts() -> None:
     destination = engine(WorkerRole.DECODE)
     destination.step(prepared(1, output_tokens=50), 0.0)
     destination.step(command(EngineOrder.RESERVE_DESTINATION, 1, request=True), 0.0)
-    step = destination.step(command(EngineOrder.ACTIVATE_DESTINATION, 1), 1.0)
-    counted = sum(effect.tokens for effect in step.effects if isinstance(effect, EngineTokens))
+    destination.step(command(EngineOrder.ACTIVATE_DESTINATION, 1), 1.0)
     step = destination.step(EngineAdvanced(), 1000.0)
-    counted += sum(effect.tokens for effect in step.effects if isinstance(effect, EngineTokens))
-    output = destination.take_output().output
+    counted = sum(effect.tokens for effect in step.effects if isinstance(effect, EngineTokens))
+    output = destination.output.output
     assert sum(item.count for item in output if isinstance(item, TokenRun)) == counted == 50
     assert isinstance(output[-1], StreamEnd)
-    assert destination.take_output().output == []
+    destination.step(EngineAdvanced(), 1001.0)
+    assert destination.output.output == []
 
 
 @pytest.mark.parametrize(

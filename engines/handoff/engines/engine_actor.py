@@ -17,7 +17,7 @@ for them.
 
 **What becomes rows.** Whatever others see: answers, holds, reservations, admissions, ends, preemptions. The tokens
 and cache events of all passes in one step are a single row with counts and a digest; their content is handed to the
-driver beside the step (`take_output`), who feeds streams and sinks with it. Each effect says at which model time it
+driver beside the step (`output`), who feeds streams and sinks with it. Each effect says at which model time it
 happened. It may lie before the row's time, because a driver wakes up late.
 
 **Order of effects in a step.** Pass by pass: pressure, lifecycle, ends; then retries and held-back answers of that
@@ -186,6 +186,7 @@ class EngineActor:
         captures_metrics: whether each pass reports what it worked on; there are no runs of passes then.
         core: the scheduler.
         closed: whether it was shut down.
+        output: what streams and sinks get of the last step.
     """
 
     SLOTS: ClassVar[tuple[ActorKind, ...]] = (ActorKind.ENGINE,)
@@ -195,13 +196,13 @@ class EngineActor:
     captures_metrics: bool = False
     core: EngineCore = field(init=False)
     closed: bool = field(default=False, init=False)
+    output: StepOutput = field(factory=StepOutput, init=False)
     _clock: PassClock = field(init=False)
     _requests: dict[int, _Request] = field(factory=dict, init=False)
     _entered: dict[HandoffId, int] = field(factory=dict, init=False)
     _held_back: list[EngineCommand] = field(factory=list, init=False)
     _tokenless: dict[RequestId, None] = field(factory=dict, init=False)
     _count: _TokenCount | None = field(default=None, init=False)
-    _output: StepOutput = field(factory=StepOutput, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.core = build_core(
@@ -228,16 +229,11 @@ class EngineActor:
         running = self._clock.running
         return None if running is None else running.end_ms
 
-    def take_output(self) -> StepOutput:
-        """What streams and sinks get since the last call."""
-        output, self._output = self._output, StepOutput()
-        return output
-
     def step(self, value: EngineInput, at_ms: float) -> Step:
         """Take one input at `at_ms` on the model clock, after everything that ended by then."""
         builder = StepBuilder()
         builder.add(value)
-        self._count = None
+        self.output = StepOutput()
         while (end_ms := self.next_wakeup_ms) is not None and end_ms <= at_ms:
             self._boundary(end_ms, builder)
             if end_ms < at_ms:
@@ -359,7 +355,7 @@ class EngineActor:
             for admission in result.admissions:
                 number = int(admission.request_id)
                 self._tokenless[admission.request_id] = None
-                self._output.output.append(StreamStart(number, admission.reused_tokens))
+                self.output.output.append(StreamStart(number, admission.reused_tokens))
                 builder.add(EngineAdmitted(number, admission.reused_tokens, now_ms, self._handoff(number)))
             if result.end_ms > now_ms:
                 if not self._tokenless:
@@ -389,7 +385,7 @@ class EngineActor:
     def _finished(self, end: RequestEnd, now_ms: float) -> EngineFinished:
         number = int(end.request_id)
         rejected = end.kind is EndKind.REJECTED
-        self._output.output.append(StreamEnd(number, rejected, now_ms))
+        self.output.output.append(StreamEnd(number, rejected, now_ms))
         return EngineFinished(
             TerminalStatus.REJECTED if rejected else TerminalStatus.COMPLETED,
             number, end.output_tokens, now_ms, end.first_token_ms, end.second_token_ms, self._forget(number),
@@ -405,10 +401,10 @@ class EngineActor:
         count.digest.update(struct.pack(f"<dqq{len(numbers)}q", result.end_ms, result.passes, len(numbers), *numbers))
         for request_id, number in zip(request_ids, numbers, strict=True):
             self._tokenless.pop(request_id, None)
-            self._output.output.append(TokenRun(number, result.passes, result.end_ms))
+            self.output.output.append(TokenRun(number, result.passes, result.end_ms))
         self._count_kv_events(count, result.kv_events)
         if result.metrics is not None:
-            self._output.metrics.append(result.metrics)
+            self.output.metrics.append(result.metrics)
 
     def _collect_kv_events(self, at_ms: float) -> None:
         """Count the cache events of commands."""
@@ -432,9 +428,10 @@ class EngineActor:
             parent = 0 if event.parent is None else event.parent
             words = (event.event_id, stored, parent, *names)
             count.digest.update(b"".join((word & _WORD).to_bytes(8, "little") for word in words))
-        self._output.kv_events.extend(events)
+        self.output.kv_events.extend(events)
 
     def _add_token_row(self, builder: StepBuilder) -> None:
+        """Passes without tokens are counted with the next that have some, in whichever step those end."""
         count = self._count
         if count is not None and (count.tokens or count.stored or count.removed):
             builder.add(
@@ -443,7 +440,7 @@ class EngineActor:
                     count.digest.hexdigest(), count.from_ms, count.until_ms,
                 )
             )  # fmt: skip
-        self._count = None
+            self._count = None
 
     def _handoff(self, number: int) -> int | None:
         request = self._requests.get(number)

@@ -304,6 +304,8 @@ class EngineDriver:
         if len(step.entries) > 1 or not isinstance(value, EngineAdvanced) or self.machine.next_wakeup_ms is None:
             first = self.journal.append(self._actor, step, at_ms, cause)
             self._carry_out(step.entries, first)
+        else:
+            self._feed_sinks(self.machine.output)
         if self.machine.next_wakeup_ms != before:
             self._wake.set()
 
@@ -320,7 +322,7 @@ class EngineDriver:
                     rows[finished.request] = Seq(first + index)
                 case EngineTokens():
                     tokens_row = Seq(first + index)
-        output = self.machine.take_output()
+        output = self.machine.output
         self._feed_sinks(output)
         if output.output:
             batches = self._batches(output, rows, tokens_row)
