@@ -18,6 +18,8 @@ from handoff.journal.replay_report import ReplayReport, Tier
 from handoff.journal.step import MachineFactory
 from handoff.journal.terms import ActorKind
 
+__all__ = ["MACHINES", "ReplayReport", "Tier", "replay"]
+
 MACHINES: Mapping[ActorKind, MachineFactory] = {ActorKind.COORDINATOR: CoordinatorActor.build}
 """The machines that this package has; `handoff.engines.machines` adds all others."""
 

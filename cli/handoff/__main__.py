@@ -1,0 +1,18 @@
+"""The command's front door, for `handoff` and for `python -m handoff`.
+
+Everything that a user can get wrong ends here as one line on standard error and a status: 2 for a wrong call or
+scenario, 3 for a journal that cannot be read, 130 for Ctrl-C. Anything else is a fault of ours and shows its traceback.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Run the command with the process's arguments and leave with its status."""
+    from handoff.cli.app import run  # noqa: PLC0415 - what the help needs not is not imported for it
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""How a handoff's ladder looks on a terminal."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from handoff.journal.chronicle import Chronicle
+from handoff.journal.ladder import Lane, Rung, Weight, ladder_of
+
+_STYLES = {
+    Weight.QUIET: "dim",
+    Weight.PLAIN: "",
+    Weight.DECISION: "bold",
+    Weight.REMARK: "italic cyan",
+    Weight.TROUBLE: "bold red",
+    Weight.GOOD: "bold green",
+}
+
+
+def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableType:
+    """The ladder, headed by who it is; bookkeeping is left out unless every row is asked for."""
+    rungs = [rung for rung in ladder_of(chronicle) if all_rows or rung.weight is not Weight.QUIET]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("row", justify="right", style="cyan", no_wrap=True)
+    table.add_column("source", ratio=5)
+    table.add_column("wire", justify="center", ratio=4, no_wrap=True, overflow="ellipsis")
+    table.add_column("destination", ratio=5)
+    last_ms: float | None = None
+    for rung in rungs:
+        at_ms = rung.event.at_ms
+        time = "" if at_ms == last_ms else f"{at_ms:.3f}"
+        last_ms = at_ms
+        table.add_row(time, f"#{rung.event.seq}", *_lanes(rung))
+    hidden = len(chronicle.events) - len(rungs)
+    parts: list[RenderableType] = [_heading(chronicle), Text(), table]
+    if hidden:
+        parts += [Text(f"\n{hidden} rows of bookkeeping are not shown; --all shows them.", style="dim")]
+    return Group(*parts)
+
+
+def _heading(chronicle: Chronicle) -> Text:
+    text = Text.assemble(("handoff ", "dim"), (chronicle.handoff_id, "bold"))
+    order = None if chronicle.order is None else chronicle.order.replace("_", " ")
+    for label, item in (("run", str(chronicle.run)), ("", chronicle.engine_type), ("", order)):
+        if item:
+            text.append(f"  {label} {item}" if label else f"  {item}", style="dim")
+    if chronicle.request:
+        text.append(f"  request {chronicle.request}", style="dim")
+    return text
+
+
+def _lanes(rung: Rung) -> tuple[Text, Text, Text]:
+    text = Text(rung.text, style=_STYLES[rung.weight])
+    if rung.blocks is not None:
+        text.append(f"  blocks {_blocks(rung.blocks)}", style="yellow")
+    none = Text()
+    if rung.wire is not None:
+        wire = _arrow(rung)
+        sent = rung.event.kind == "wire_sent"
+        own = Text("sends" if sent else "receives", style="dim")
+        return (own, wire, none) if rung.lane is Lane.SOURCE else (none, wire, own)
+    match rung.lane:
+        case Lane.SOURCE:
+            return text, none, none
+        case Lane.DESTINATION:
+            return none, none, text
+        case Lane.BOTH:
+            return none, text, none
+
+
+def _arrow(rung: Rung) -> Text:
+    style = "blue" if rung.weight is not Weight.TROUBLE else "bold red"
+    sent = rung.event.kind == "wire_sent"
+    if rung.rightwards:
+        return Text(f"{rung.wire} ──▷" if sent else f"──▶ {rung.wire}", style=style)
+    return Text(f"◁── {rung.wire}" if sent else f"{rung.wire} ◀──", style=style)
+
+
+def _blocks(blocks: tuple[int, ...]) -> str:
+    """Block ids, consecutive ones as a range."""
+    ranges: list[list[int]] = []
+    for block in blocks:
+        if ranges and block == ranges[-1][1] + 1:
+            ranges[-1][1] = block
+        else:
+            ranges.append([block, block])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -1,0 +1,80 @@
+"""How the list of handoffs looks on a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from handoff.journal.handoff_list import HandoffSummary
+
+_STYLES = {"success": "green", "open": "yellow", "interrupted": "yellow"}
+
+
+def list_view(summaries: Sequence[HandoffSummary], *, failed_only: bool = False) -> RenderableType:
+    """A table, and the totals below it."""
+    if not summaries:
+        return Text("no handoff failed" if failed_only else "no handoffs")
+    runs = len({summary.run for summary in summaries}) > 1
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("#", justify="right", style="dim")
+    if runs:
+        table.add_column("run", justify="right")
+    table.add_column("handoff", no_wrap=True)
+    table.add_column("engine")
+    table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("opened ms", justify="right")
+    table.add_column("took ms", justify="right")
+    table.add_column("source")
+    table.add_column("destination")
+    table.add_column("what failed", ratio=1)
+    for summary in summaries:
+        cells = [str(summary.number), *([str(summary.run)] if runs else []), *_cells(summary)]
+        table.add_row(*cells)
+    return Group(table, _totals(summaries))
+
+
+def follow_line(summary: HandoffSummary) -> Text:
+    """One handoff in a line of its own."""
+    cells = _cells(summary)
+    return Text("  ").join(Text(cell) if isinstance(cell, str) else cell for cell in cells if str(cell))
+
+
+def _cells(summary: HandoffSummary) -> list[str | Text]:
+    order = "" if summary.order is None else summary.order.replace("_", " ")
+    engine = f"{summary.engine_type}, {order}" if summary.engine_type else order
+    return [
+        summary.handoff_id,
+        engine,
+        summary.request or "",
+        f"{summary.opened_ms:.1f}",
+        "" if summary.duration_ms is None else f"{summary.duration_ms:.1f}",
+        _end(summary.source_end or summary.end),
+        _end(summary.destination_end) if summary.destination_end else Text(""),
+        _failure(summary),
+    ]
+
+
+def _end(end: str | None) -> Text:
+    return Text(end or "", style=_STYLES.get(end or "", "red"))
+
+
+def _failure(summary: HandoffSummary) -> Text:
+    text = Text()
+    if summary.split:
+        text.append("sides differ", style="bold magenta")
+        text.append(": " if summary.failure else "")
+    if summary.failure is not None:
+        text.append(f"{summary.failure} ")
+        text.append(f"[#{summary.failure_seq}]", style="cyan")
+    return text
+
+
+def _totals(summaries: Sequence[HandoffSummary]) -> Text:
+    failed = sum(summary.failed for summary in summaries)
+    still_open = sum(summary.open for summary in summaries)
+    text = Text(f"\n{len(summaries):,} handoffs", style="bold")
+    text.append(f", {failed:,} failed", style="red" if failed else "green")
+    if still_open:
+        text.append(f", {still_open:,} without an end", style="yellow")
+    return text

@@ -1,0 +1,65 @@
+"""How commands speak: Rich to people, plain text where no terminal is, one JSON document to programs."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from handoff.journal.event import payload_to_json
+
+SHOW_PROGRESS_AFTER_S = 1.0
+PLAIN_WIDTH = 160
+
+
+def console() -> Console:
+    """Standard output for people: colours and tables in a terminal, plain text of a fixed width elsewhere."""
+    terminal = sys.stdout.isatty()
+    return Console(
+        file=sys.stdout, width=None if terminal else PLAIN_WIDTH, highlight=False, emoji=False, soft_wrap=False
+    )
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """Print one JSON document; NaN and infinities, which JSON lacks, as ``{"$float": ...}``."""
+    sys.stdout.write(payload_to_json(document) + "\n")
+
+
+@contextmanager
+def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar on standard error that appears after a second; None without a terminal or when `quiet`.
+
+    Args:
+        what: what is going on, in a word or two.
+        total: the number at which it is done.
+        quiet: whether a program reads the output.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+
+    bar = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+    )
+    task = bar.add_task(what, total=total)
+    begun, shown = perf_counter(), False
+
+    def advance(done: int) -> None:
+        nonlocal shown
+        if not shown and perf_counter() - begun > SHOW_PROGRESS_AFTER_S:
+            bar.start()
+            shown = True
+        bar.update(task, completed=done)
+
+    try:
+        yield advance
+    finally:
+        bar.stop()

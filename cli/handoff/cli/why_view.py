@@ -1,0 +1,73 @@
+"""How a post-mortem looks on a terminal."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from handoff.journal.findings import Finding
+from handoff.journal.postmortem import PostMortem
+
+_CITATION = re.compile(r"\[#\d+\]")
+
+
+def why_view(examined: Sequence[PostMortem], total: int) -> RenderableType:
+    """Each post-mortem in turn, then how often each root cause came up."""
+    parts: list[RenderableType] = []
+    for postmortem in examined:
+        parts += [_postmortem(postmortem), Text()]
+    parts.append(_summary(examined, total))
+    return Group(*parts)
+
+
+def _postmortem(postmortem: PostMortem) -> Group:
+    chronicle = postmortem.chronicle
+    heading = Text.assemble((chronicle.handoff_id, "bold"), f"  {postmortem.phase}")
+    if chronicle.request:
+        heading.append(f"  request {chronicle.request}", style="dim")
+    parts: list[RenderableType] = [heading]
+    if postmortem.healthy:
+        parts.append(Padding(Text("nothing is wrong with it", style="green"), (0, 0, 0, 2)))
+    for index, finding in enumerate(postmortem.findings):
+        if finding.consequence_of is None:
+            parts.append(_finding(finding, root=True))
+            parts += [_finding(other, root=False) for other in postmortem.findings if other.consequence_of == index]
+    chained = [f for f in postmortem.findings if _is_chained(postmortem.findings, f)]
+    parts += [_finding(finding, root=False) for finding in chained]
+    story = [*postmortem.sentences, *(side.sentence for side in postmortem.sides)]
+    parts += [Padding(_cited(sentence), (0, 0, 0, 4)) for sentence in story]
+    return Group(*parts)
+
+
+def _is_chained(findings: Sequence[Finding], finding: Finding) -> bool:
+    """Whether a finding follows from one that itself follows from another."""
+    return finding.consequence_of is not None and findings[finding.consequence_of].consequence_of is not None
+
+
+def _finding(finding: Finding, *, root: bool) -> Padding:
+    mark, style = ("■ ", "bold red") if root else ("└ ", "yellow")
+    text = Text.assemble((mark, style), (finding.code, style), "  ", _cited(finding.sentence))
+    if finding.certainty != "proved":
+        text.append(f"  {finding.certainty}", style="magenta")
+    if finding.would_settle:
+        text.append(f"; to settle it: {finding.would_settle}", style="dim")
+    return Padding(text, (0, 0, 0, 2 if root else 4))
+
+
+def _cited(sentence: str) -> Text:
+    text = Text(sentence)
+    text.highlight_regex(_CITATION, "cyan")
+    return text
+
+
+def _summary(examined: Sequence[PostMortem], total: int) -> Text:
+    troubled = [postmortem for postmortem in examined if not postmortem.healthy]
+    if not troubled:
+        return Text(f"{total:,} handoffs examined: nothing is wrong with any of them.", style="green")
+    causes = Counter(finding.code for postmortem in troubled for finding in postmortem.root_causes)
+    text = Text(f"{len(troubled):,} of {total:,} handoffs have findings; root causes: ", style="bold")
+    text.append(", ".join(f"{code} {count}" for code, count in sorted(causes.items(), key=lambda c: (-c[1], c[0]))))
+    return text
