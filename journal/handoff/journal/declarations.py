@@ -194,8 +194,8 @@ class FaultInjected:
         extra: further fields of another system, kept as they were.
     """
 
-    on: str | None
-    do: str
+    on: str | None = None
+    do: str = "unknown"
     side: Side | None = None
     delay_ms: float | None = None
     extra: Mapping[str, Any] | None = None

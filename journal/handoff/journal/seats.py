@@ -75,7 +75,9 @@ class Seats:
         Raises:
             Exception: whatever the factory raises on a configuration that it does not understand.
         """
-        factory = self.machines.get(declared.kind) if declared.parent is None else None
+        # an observed actor's rows were written down by somebody else, as they came: no step of ours has that shape
+        own = declared.parent is None and not declared.config.get("observed")
+        factory = self.machines.get(declared.kind) if own else None
         machine = None if factory is None else factory(declared.config)
         seat = Seat(declared.actor, declared.kind, declared.label, declared.handoff, machine)
         self._taken[declared.actor] = seat
