@@ -163,11 +163,19 @@ def _untagged(read: dict[str, Any]) -> Any:
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_ascii_encoder = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def payload_to_json(payload: Mapping[str, Any]) -> str:
     """The payload as compact JSON, keys in the order given; NaN, infinities and -0.0 as ``{"$float": ...}``."""
-    return _encoder.encode(_tagged(dict(payload)))
+    tagged = _tagged(dict(payload))
+    text = _encoder.encode(tagged)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair, as JSON from elsewhere may hold, has no UTF-8
+            return _ascii_encoder.encode(tagged)
+    return text
 
 
 def payload_from_json(text: str) -> dict[str, Any]:

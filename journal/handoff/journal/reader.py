@@ -1,19 +1,11 @@
 """Reading a journal: rows in order, declarations by number, handoffs by name.
 
-A reader never changes a file. It opens ``mode=ro``: opening to write would, on closing, delete the log of a killed
-journal, and ``immutable`` would not see that log. Where SQLite cannot read without writing (a killed journal in a
-folder that cannot be written), the files are copied aside and the copy is read. Nothing in a file is executed: the
-schema is not trusted, and every statement is ours.
+A reader never changes a file; how it opens one is told in `read_only`.
 
 Rows are read in pieces of 4,096, each its own transaction. Memory stays bounded, a live writer's log can be reset in
 between, and a second pass sees what was appended since.
 """
 
-import contextlib
-import os
-import shutil
-import sqlite3
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +16,8 @@ from attrs import frozen
 from handoff.journal.declarations import ActorStarted, HandoffOpened, RunStarted
 from handoff.journal.errors import AmbiguousHandoff, JournalUnreadable, UnknownHandoff
 from handoff.journal.event import COLUMNS, Event, event_from_row
-from handoff.journal.file_lock import is_held_here
 from handoff.journal.port import Row
+from handoff.journal.read_only import SQLITE_ERRORS, ReadOnlyFile
 from handoff.journal.row_codec import UnreadableRow, decode
 from handoff.journal.schema import APPLICATION_ID, schema_differences
 from handoff.journal.terms import TERM_CODE, TERMS, ActorKind
@@ -35,10 +27,6 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 _PIECE_ROWS = 4096
-_BUSY_S = 5.0
-_COPY_TRIES = 20
-_SIDE_FILES = ("", "-wal", "-journal")
-_MAGIC = b"SQLite format 3\0"
 _LIST = ", ".join(COLUMNS)
 
 
@@ -106,7 +94,6 @@ class JournalReader:
 
     Attributes:
         path: the file that was asked for.
-        copied: whether a copy is read, since SQLite could not read the file where it lies.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -115,33 +102,19 @@ class JournalReader:
         Raises:
             JournalUnreadable: there is no such file, or it cannot be read as a journal.
         """
-        self.path = Path(path)
-        self.copied = False
-        self._aside: tempfile.TemporaryDirectory[str] | None = None
-        real = Path(os.path.realpath(path))
-        _check_magic(self.path, real)
+        self._file = ReadOnlyFile(path)
+        self.path = self._file.path
+        self._connection = self._file.connection
         try:
-            self._connection = self._open(real)
             self._upcast = self._upcaster()
         except BaseException:
             self.close()
             raise
 
-    def _open(self, real: Path) -> sqlite3.Connection:
-        connection = _connect(real)
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.OperationalError as error:
-            connection.close()
-            if is_held_here(real):
-                raise self._unreadable(error) from error
-            self._aside = tempfile.TemporaryDirectory(prefix="handoff-")
-            self.copied = True
-            connection = _connect(_copy_aside(self.path, real, Path(self._aside.name)), mode="rw")
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            raise self._unreadable(error) from error
-        return connection
+    @property
+    def copied(self) -> bool:
+        """Whether a copy is read, since SQLite could not read the file where it lies."""
+        return self._file.copied
 
     def _upcaster(self) -> Upcaster | None:
         (application,) = self._one("PRAGMA application_id")
@@ -158,25 +131,18 @@ class JournalReader:
             raise JournalUnreadable(self.path, reason, "use `handoff verify`, or a newer handoff")
         return upcast
 
-    def _unreadable(self, error: Exception, after: int | None = None) -> JournalUnreadable:
-        place = "" if after is None else f" after row {after}"
-        return JournalUnreadable(self.path, f"it cannot be read{place} ({error})", "use `handoff verify`")
-
     def _query(self, statement: str, *arguments: Any) -> list[Row]:
         try:
             return self._connection.execute(statement, arguments).fetchall()
-        except (sqlite3.Error, OverflowError) as error:
-            raise self._unreadable(error) from error
+        except (*SQLITE_ERRORS, OverflowError) as error:
+            raise self._file.unreadable(error) from error
 
     def _one(self, statement: str, *arguments: Any) -> Row:
         return self._query(statement, *arguments)[0]
 
     def close(self) -> None:
         """Close the file, and remove the copy if there is one."""
-        if hasattr(self, "_connection"):
-            self._connection.close()
-        if self._aside is not None:
-            self._aside.cleanup()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -224,8 +190,8 @@ class JournalReader:
         while True:
             try:
                 piece = self._connection.execute(query, (after, end, *wanted)).fetchall()
-            except sqlite3.Error as error:
-                raise self._unreadable(error, after) from error
+            except SQLITE_ERRORS as error:
+                raise self._file.unreadable(error, after) from error
             yield from piece if self._upcast is None else map(self._upcast, piece)
             if len(piece) < _PIECE_ROWS:
                 return
@@ -382,58 +348,3 @@ def _names(lines: list[Row]) -> tuple[str, ...]:
     ids = [line[2] for line in lines]
     repeated = len(set(ids)) < len(ids)
     return tuple(f"{line[1]}:{line[2]}" if repeated else line[2] for line in lines)
-
-
-def _check_magic(path: Path, real: Path) -> None:
-    """Refuse what is no SQLite database, in words that SQLite would not find."""
-    if is_held_here(real):
-        return
-    try:
-        with real.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-    except OSError as error:
-        raise JournalUnreadable(path, error.strerror or str(error), "name a journal that exists") from error
-    if not magic:
-        raise JournalUnreadable(path, "it is empty", "nothing was recorded: remove it")
-    if magic != _MAGIC:
-        raise JournalUnreadable(
-            path, "it is no SQLite database", "name a journal, or use `handoff verify` if it was one"
-        )
-
-
-def _connect(real: Path, mode: str = "ro") -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{real.as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
-    )
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    return connection
-
-
-def _copy_aside(path: Path, real: Path, folder: Path) -> Path:
-    """Copy a database and its logs; again when a writer changed them meanwhile."""
-    copy = folder / "journal"
-    for _ in range(_COPY_TRIES):
-        before = _state(real)
-        for side in _SIDE_FILES:
-            target = folder / ("journal" + side)
-            target.unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(real.with_name(real.name + side), target)
-        if _state(real) == before:
-            return copy
-    raise JournalUnreadable(
-        path, "it changes faster than it can be copied", "read it from a folder that can be written"
-    )
-
-
-def _state(real: Path) -> list[tuple[int, int] | None]:
-    states: list[tuple[int, int] | None] = []
-    for side in _SIDE_FILES:
-        try:
-            stat = real.with_name(real.name + side).stat()
-        except FileNotFoundError:
-            states.append(None)
-        else:
-            states.append((stat.st_size, stat.st_mtime_ns))
-    return states

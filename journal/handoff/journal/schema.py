@@ -199,6 +199,11 @@ def declaration(row: Row) -> tuple[str, tuple[Any, ...]]:
     )  # fmt: skip
 
 
+def _shown(value: Any) -> Any:
+    """A value as a derived table holds it: text that has no UTF-8 with question marks for what cannot be shown."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) and not value.isascii() else value
+
+
 def insert_statement(table: str, columns: int) -> str:
     """The statement that stores one line of a table."""
     return f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 our own names
@@ -206,4 +211,5 @@ def insert_statement(table: str, columns: int) -> str:
 
 def derived_lines(rows: Sequence[Row]) -> list[tuple[str, tuple[Any, ...]]]:
     """The lines of derived tables that these rows stand for, in order."""
-    return [declaration(row) for row in rows if row[9] in DECLARING]
+    lines = (declaration(row) for row in rows if row[9] in DECLARING)
+    return [(table, tuple(map(_shown, line))) for table, line in lines]
