@@ -91,6 +91,7 @@ class EngineDriver:
     clock: RunClock
     kv_sinks: tuple[Callable[[KvEvent], None], ...] = ()
     metrics_sink: Callable[[ForwardPassMetrics], None] | None = None
+    watcher: Callable[[Any], None] | None = None
     failure: BaseException | None = field(default=None, init=False)
     running: bool = field(default=True, init=False)
     finished: trio.Event = field(factory=trio.Event, init=False)
@@ -313,6 +314,8 @@ class EngineDriver:
         rows: dict[int, Seq] = {}
         tokens_row = first
         for index, entry in enumerate(entries):
+            if self.watcher is not None and index:
+                self.watcher(entry.value)
             match entry.value:
                 case EngineAnswered() as answer:
                     self._answer(answer, Seq(first + index))

@@ -23,7 +23,7 @@ context managers. What is forgotten is closed when it is collected, an engine to
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import trio
 from attrs import Factory, frozen
@@ -81,6 +81,7 @@ class LiveEngineConfig:
     Attributes:
         kv_sinks: called with each cache event, in order, before the output of its pass.
         metrics_sink: called with the metrics of each pass; passes are then never prolonged into runs.
+        watcher: called with the value of each of the engine's effect rows, in order.
         journal: where the engine's rows go.
         clock: the run's clock; None for one that starts now.
         label: a name for people.
@@ -88,6 +89,7 @@ class LiveEngineConfig:
 
     kv_sinks: tuple[Callable[[KvEvent], None], ...] = ()
     metrics_sink: Callable[[ForwardPassMetrics], None] | None = None
+    watcher: Callable[[Any], None] | None = None
     journal: JournalPort = Factory(MemoryJournal)
     clock: RunClock | None = None
     label: str = "engine"
@@ -240,6 +242,7 @@ class LiveEngine:
             RunClock() if config.clock is None else config.clock,
             config.kv_sinks,
             config.metrics_sink,
+            config.watcher,
         )
         nursery.start_soon(driver.run, name=f"engine {config.label}")
         return cls(driver)
