@@ -1,6 +1,7 @@
 """Small journals of coordinators alone, for tests of replay and of the readers."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from attrs import define, field
 
@@ -13,14 +14,15 @@ from handoff.journal.coordinator_actor import (
 )
 from handoff.journal.declarations import HandoffOpened
 from handoff.journal.event_source import EventList
-from handoff.journal.port import ActorHandle, MemoryJournal
+from handoff.journal.port import ActorHandle, MemoryJournal, RowStream
+from handoff.journal.sync_journal import SyncJournal
+from handoff.journal.terms import EndState
 from handoff.journal.transfer_timing import TransferTiming
 from handoff.journal.vocabulary import (
     ActionId,
     ActionName,
     EngineType,
     FactName,
-    HandoffOrder,
     OutcomeName,
     TimingMode,
     order_for_engine,
@@ -50,7 +52,7 @@ FACT_AFTER = {
 class RecordedHandoff:
     """One coordinator whose inputs and answers are journaled, as a driver would."""
 
-    journal: MemoryJournal
+    journal: RowStream
     machine: CoordinatorActor
     actor: ActorHandle
     at_ms: float = 0.0
@@ -81,7 +83,7 @@ class RecordedHandoff:
         return self
 
 
-def open_handoff(journal: MemoryJournal, name: str, engine_type: EngineType = EngineType.VLLM) -> RecordedHandoff:
+def open_handoff(journal: RowStream, name: str, engine_type: EngineType = EngineType.VLLM) -> RecordedHandoff:
     """Declare a handoff and start its coordinator."""
     order = order_for_engine(engine_type)
     handoff = journal.open_handoff(HandoffOpened(name, order, engine_type, request=f"request of {name}"), 0.0)
@@ -91,8 +93,14 @@ def open_handoff(journal: MemoryJournal, name: str, engine_type: EngineType = En
 
 
 def healthy_and_broken() -> MemoryJournal:
-    """Six handoffs: two healthy ones and four that failed, in several ways."""
+    """Six handoffs in memory; see `record_six`."""
     journal = MemoryJournal()
+    record_six(journal)
+    return journal
+
+
+def record_six(journal: RowStream) -> None:
+    """Six handoffs: two healthy ones and four that failed, in several ways."""
     open_handoff(journal, "healthy-source-first").proceed()
     open_handoff(journal, "healthy-destination-first", EngineType.SGLANG).proceed()
     refused = open_handoff(journal, "refused").proceed(ActionName.RELEASE_SOURCE)
@@ -105,14 +113,17 @@ def healthy_and_broken() -> MemoryJournal:
     early = open_handoff(journal, "early").offer(HELD, HELD)
     early.answer(early.issued[0]).offer(HELD, HELD, RESERVED)
     open_handoff(journal, "unanswered", EngineType.SGLANG)
-    return journal
+
+
+def record_file(path: Path) -> Path:
+    """A journal file of one finished run of six handoffs."""
+    with SyncJournal.create(path) as journal:
+        journal.begin_run(tool="test", wall_ns=0)
+        record_six(journal)
+        journal.end_run(EndState.FINISHED, 50.0)
+    return path
 
 
 def source_of(events: Iterable[object] | Sequence[object]) -> EventList:
     """Rows in memory as a source for replay."""
     return EventList(tuple(events))  # type: ignore[arg-type]
-
-
-__all__ = [
-    "HELD", "RESERVED", "TRANSFERRED", "HandoffOrder", "RecordedHandoff", "healthy_and_broken", "open_handoff", "source_of",
-]  # fmt: skip

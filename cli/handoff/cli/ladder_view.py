@@ -4,6 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from handoff.cli.output import counted
 from handoff.journal.chronicle import Chronicle
 from handoff.journal.ladder import Lane, Rung, Weight, ladder_of
 
@@ -35,7 +36,7 @@ def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableTy
     hidden = len(chronicle.events) - len(rungs)
     parts: list[RenderableType] = [_heading(chronicle), Text(), table]
     if hidden:
-        parts += [Text(f"\n{hidden} rows of bookkeeping are not shown; --all shows them.", style="dim")]
+        parts += [Text(f"\n{counted(hidden, 'row')} of bookkeeping not shown; --all shows every row.", style="dim")]
     return Group(*parts)
 
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from handoff.cli.output import counted
 from handoff.journal.handoff_list import HandoffSummary
 
 _STYLES = {"success": "green", "open": "yellow", "interrupted": "yellow"}
@@ -73,7 +74,7 @@ def _failure(summary: HandoffSummary) -> Text:
 def _totals(summaries: Sequence[HandoffSummary]) -> Text:
     failed = sum(summary.failed for summary in summaries)
     still_open = sum(summary.open for summary in summaries)
-    text = Text(f"\n{len(summaries):,} handoffs", style="bold")
+    text = Text("\n" + counted(len(summaries), "handoff"), style="bold")
     text.append(f", {failed:,} failed", style="red" if failed else "green")
     if still_open:
         text.append(f", {still_open:,} without an end", style="yellow")

@@ -23,6 +23,11 @@ def console() -> Console:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as ``1 run`` or ``2,000 rows``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def print_document(document: Mapping[str, Any]) -> None:
     """Print one JSON document; NaN and infinities, which JSON lacks, as ``{"$float": ...}``."""
     sys.stdout.write(payload_to_json(document) + "\n")

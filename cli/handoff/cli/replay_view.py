@@ -4,6 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from handoff.cli.output import counted
 from handoff.journal.replay_report import ReplayReport, RunEnding
 
 
@@ -25,13 +26,12 @@ def _verdict(report: ReplayReport) -> Text:
     line = Text()
     if report.agrees:
         line.append("agrees", style="bold green")
-        line.append(f"  {report.compared:,} rows of {scope} re-executed in {report.steps:,} steps, ")
-        line.append(f"{report.handoffs:,} handoffs, tier {report.tier}")
+        line.append(f"  {counted(report.compared, 'row')} of {scope} re-executed in {counted(report.steps, 'step')}, ")
+        line.append(f"{counted(report.handoffs, 'handoff')}, tier {report.tier}")
     else:
-        count = report.divergence_count
         line.append("diverges", style="bold red")
-        line.append(f"  {count} {'actor' if count == 1 else 'actors or rows'}; tier {report.tier}, ")
-        line.append(f"{report.compared:,} rows compared in {report.handoffs:,} handoffs")
+        line.append(f"  in {counted(report.divergence_count, 'place')}; tier {report.tier}, ")
+        line.append(f"{counted(report.compared, 'row')} compared in {counted(report.handoffs, 'handoff')}")
     return line
 
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from handoff.cli.output import counted
 from handoff.journal.findings import Finding
 from handoff.journal.postmortem import PostMortem
 
@@ -30,7 +31,7 @@ def _postmortem(postmortem: PostMortem) -> Group:
         heading.append(f"  request {chronicle.request}", style="dim")
     parts: list[RenderableType] = [heading]
     if postmortem.healthy:
-        parts.append(Padding(Text("nothing is wrong with it", style="green"), (0, 0, 0, 2)))
+        parts.append(Padding(Text("nothing is wrong with it", style="green"), (0, 0, 0, 2), expand=False))
     for index, finding in enumerate(postmortem.findings):
         if finding.consequence_of is None:
             parts.append(_finding(finding, root=True))
@@ -38,7 +39,7 @@ def _postmortem(postmortem: PostMortem) -> Group:
     chained = [f for f in postmortem.findings if _is_chained(postmortem.findings, f)]
     parts += [_finding(finding, root=False) for finding in chained]
     story = [*postmortem.sentences, *(side.sentence for side in postmortem.sides)]
-    parts += [Padding(_cited(sentence), (0, 0, 0, 4)) for sentence in story]
+    parts += [Padding(_cited(sentence), (0, 0, 0, 4), expand=False) for sentence in story]
     return Group(*parts)
 
 
@@ -54,7 +55,7 @@ def _finding(finding: Finding, *, root: bool) -> Padding:
         text.append(f"  {finding.certainty}", style="magenta")
     if finding.would_settle:
         text.append(f"; to settle it: {finding.would_settle}", style="dim")
-    return Padding(text, (0, 0, 0, 2 if root else 4))
+    return Padding(text, (0, 0, 0, 2 if root else 4), expand=False)
 
 
 def _cited(sentence: str) -> Text:
@@ -66,8 +67,8 @@ def _cited(sentence: str) -> Text:
 def _summary(examined: Sequence[PostMortem], total: int) -> Text:
     troubled = [postmortem for postmortem in examined if not postmortem.healthy]
     if not troubled:
-        return Text(f"{total:,} handoffs examined: nothing is wrong with any of them.", style="green")
+        return Text(f"{counted(total, 'handoff')} examined: nothing is wrong.", style="green")
     causes = Counter(finding.code for postmortem in troubled for finding in postmortem.root_causes)
-    text = Text(f"{len(troubled):,} of {total:,} handoffs have findings; root causes: ", style="bold")
+    text = Text(f"{len(troubled):,} of {total:,} handoffs with findings; root causes: ", style="bold")
     text.append(", ".join(f"{code} {count}" for code, count in sorted(causes.items(), key=lambda c: (-c[1], c[0]))))
     return text

@@ -151,6 +151,7 @@ class Chronicle:
     run_over: bool = False
     run_until_ms: float = 0.0
     _awaited: list[tuple[int, FactName | None]] = field(factory=list)
+    _by_seq: dict[int, Event] = field(factory=dict)
     _by_kind: dict[tuple[Role, str], list[Event]] = field(factory=dict)
 
     # -- building -------------------------------------------------------------------------------------
@@ -158,6 +159,7 @@ class Chronicle:
     def add(self, event: Event) -> None:
         """Take the next row of the handoff."""
         self.events.append(event)
+        self._by_seq[event.seq] = event
         if event.kind == Kind.ACTOR_STARTED:
             declared = declared_actor(event)
             self.roles[declared.actor] = _ROLES[declared.kind]
@@ -204,6 +206,15 @@ class Chronicle:
         if event.actor is None:
             return Role.JOURNAL
         return self.roles.get(event.actor, Role.WORKER)
+
+    def content(self, event: Event) -> Mapping[str, Any]:
+        """What a row says: its payload, and for an input with a cause also that of the effect it was."""
+        cause = None if event.cause is None or not event.is_input else self._by_seq.get(event.cause)
+        return event.payload if cause is None else {**cause.payload, **event.payload}
+
+    def text(self, event: Event) -> str | None:
+        """The sentence that a row carries, itself or from its cause."""
+        return text_in(self.content(event))
 
     def of(self, role: Role, *kinds: Kind) -> list[Event]:
         """The rows of a role of some kinds, in order."""
@@ -301,10 +312,14 @@ def _offer(core: Coordinator, value: object) -> None:
 _TEXTS = ("message", "error", "reason", "text")
 
 
-def text_of(event: Event) -> str | None:
-    """The sentence that a row carries, under whatever name its kind keeps it."""
-    payload: Mapping[str, Any] = event.payload
+def text_in(payload: Mapping[str, Any]) -> str | None:
+    """The sentence in a row's payload, under whatever name its kind keeps it."""
     return next((str(payload[name]) for name in _TEXTS if payload.get(name) is not None), None)
+
+
+def text_of(event: Event) -> str | None:
+    """The sentence that a row carries itself."""
+    return text_in(event.payload)
 
 
 def chronicle_of(source: EventSource, declaration: HandoffDeclaration) -> Chronicle:

@@ -432,7 +432,7 @@ def _raw_noop(chronicle: Chronicle, record: ActionRecord) -> int | None:
     """The row in which an action was answered noop, by its engine or by its outcome."""
     for event in chronicle.events:
         answered = event.kind in (Kind.ENGINE_ANSWERED, Kind.CONTROL_REPLIED) and event.name == record.name
-        if answered and event.seq > record.seq and OutcomeName.NOOP in (event.outcome, event.payload.get("raw")):
+        if answered and event.seq > record.seq and event.outcome == OutcomeName.NOOP:
             return event.seq
     outcome = record.outcome
     return outcome.seq if outcome is not None and outcome.name == OutcomeName.NOOP else None
@@ -529,7 +529,7 @@ def findings_of(chronicle: Chronicle) -> tuple[Finding, ...]:
     """Everything that is wrong with one handoff; nothing for a healthy one."""
     case = case_of(chronicle)
     found = [finding for rule in RULES for finding in rule(case)]
-    if not any(finding.code in _CAUSES_OF_FAILURE for finding in found):
+    if not any(_tells_why(finding, case.trigger) for finding in found):
         found = [*_ended_badly(case), *found]
     return link(found)
 
@@ -538,6 +538,11 @@ _CAUSES_OF_FAILURE = frozenset(
     {"peer_lost", "peer_failure_not_propagated", "lost_outcome", "lost_fact", "rendezvous_timeout", "false_timeout",
      "transfer_failed", "early_fact", "conflicting_outcome", "invalid_outcome"}
 )  # fmt: skip
+
+
+def _tells_why(finding: Finding, trigger: Trigger | None) -> bool:
+    """Whether a finding says more about why a handoff failed than its trigger does; what came later cannot."""
+    return finding.code in _CAUSES_OF_FAILURE and (trigger is None or min(finding.rows) <= trigger.seq)
 
 
 def link(findings: Sequence[Finding]) -> tuple[Finding, ...]:

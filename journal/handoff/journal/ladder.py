@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from handoff.journal.chronicle import SIDE_OF_ACTION, SIDE_OF_FACT, Chronicle, Role, text_of
+from handoff.journal.chronicle import SIDE_OF_ACTION, SIDE_OF_FACT, Chronicle, Role, text_in
 from handoff.journal.event import Event
 from handoff.journal.replay_report import row_document
 from handoff.journal.terms import EndState, Kind
@@ -90,12 +90,20 @@ def ladder_of(chronicle: Chronicle) -> Iterator[Rung]:
     trigger = trigger_of(chronicle)
     engines: dict[int, Lane] = {}
     for event in chronicle.events:
-        role = chronicle.role(event)
+        role, content = chronicle.role(event), chronicle.content(event)
         lane = _lane(event, role, engines)
         weight = _weight(event)
         if trigger is not None and event.seq == trigger.seq:
             weight = Weight.TROUBLE
-        yield Rung(event, lane, _text(event), _wire(event, role), _rightwards(event, role), weight, _blocks(event))
+        yield Rung(
+            event,
+            lane,
+            _text(event, content),
+            _wire(event, role, content),
+            _rightwards(event, role),
+            weight,
+            _blocks(event),
+        )
 
 
 def _lane(event: Event, role: Role, engines: dict[int, Lane]) -> Lane:
@@ -139,18 +147,15 @@ def _rightwards(event: Event, role: Role) -> bool:
     return (role is Role.SOURCE) is (event.kind == Kind.WIRE_SENT)
 
 
-def _wire(event: Event, role: Role) -> str | None:
+def _wire(event: Event, role: Role, content: Mapping[str, Any]) -> str | None:
     if role in (Role.SOURCE, Role.DESTINATION) and event.kind in (Kind.WIRE_SENT, Kind.WIRE_RECEIVED):
-        return _frame(event)
+        return _frame(event, content)
     return None
 
 
-def _frame(event: Event) -> str:
+def _frame(event: Event, content: Mapping[str, Any]) -> str:
     """A frame in a few words: its name, and what it carries."""
-    payload = event.payload
-    inner = payload.get("action") or payload.get("fact") or payload.get("of")
-    if isinstance(inner, Mapping):
-        inner = inner.get("name")
+    inner = content.get("action") or content.get("fact")
     words = [str(event.name), *([str(inner)] if inner else []), *([event.outcome] if event.outcome else [])]
     if event.action_id is not None:
         words.append(f"({event.action_id})")
@@ -175,32 +180,33 @@ _PHRASES: dict[str, str] = {
 }
 
 
-def _text(event: Event) -> str:
+def _text(event: Event, content: Mapping[str, Any]) -> str:
     """A row in a few words."""
-    words = [_PHRASES.get(event.kind) or _phrase(event)]
+    words = [_PHRASES.get(event.kind) or _phrase(event, content)]
     if event.action_id is not None and event.kind not in (Kind.WIRE_SENT, Kind.WIRE_RECEIVED):
         words.append(f"({event.action_id})")
     if event.verdict not in (None, Verdict.APPLIED):
         words.append(f"[{event.verdict}]")
-    text = text_of(event)
+    text = text_in(content)
     return " ".join(words) + (f": {text}" if text else "")
 
 
-def _phrase(event: Event) -> str:
+def _phrase(event: Event, content: Mapping[str, Any]) -> str:
     name = "" if event.name is None else str(event.name)
     match event.kind:
         case Kind.ACTION_ISSUED:
-            delay = event.payload.get("delay_ms")
+            delay = content.get("delay_ms")
             return f"orders {name}" + ("" if delay is None else f", {delay:g} ms")
         case Kind.WIRE_SENT:
-            return f"sends {_frame(event)}"
+            return f"sends {_frame(event, content)}"
         case Kind.WIRE_RECEIVED:
-            return f"receives {_frame(event)}"
+            return f"receives {_frame(event, content)}"
         case Kind.CONTROL_CALLED:
             return f"calls its engine: {name}"
         case Kind.CONTROL_REPLIED | Kind.CLEANUP_REPLIED:
-            raw = event.payload.get("raw")
-            return f"engine answers {name} {event.outcome}".replace("  ", " ") + _raw(raw, event.outcome)
+            mapped = content.get("mapped")
+            taken = "" if mapped in (None, event.outcome) else f", taken as {mapped}"
+            return f"engine answers {name}: {event.outcome}{taken}"
         case Kind.SESSION_ENDED:
             return f"session ends: {name}"
         case Kind.RESOURCE:
@@ -216,10 +222,6 @@ def _phrase(event: Event) -> str:
         case kind:
             words = [kind.replace("_", " "), name, *([event.outcome] if event.outcome else [])]
             return " ".join(filter(None, words))
-
-
-def _raw(raw: object, outcome: str | None) -> str:
-    return f" (raw {raw})" if raw is not None and raw != outcome else ""
 
 
 def _blocks(event: Event) -> tuple[int, ...] | None:

@@ -208,8 +208,7 @@ def _cleanup(chronicle: Chronicle, side: Side, role: Role) -> tuple[str, list[in
     started = chronicle.last(role, Kind.CLEANUP_STARTED)
     own = [event for event in replies if event.name in (None, _CANCEL[side])]
     if own:
-        raw = own[-1].payload.get("raw")
-        return str(raw or own[-1].outcome), [own[-1].seq]
+        return str(own[-1].outcome), [own[-1].seq]
     if timed_out is not None:
         return "timed_out", [timed_out.seq]
     if started is not None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from attrs import frozen
 
-from handoff.journal.chronicle import Chronicle, Role, text_of
+from handoff.journal.chronicle import Chronicle, Role
 from handoff.journal.event import Event
 from handoff.journal.terms import Kind, WireName
 from handoff.journal.vocabulary import FactName, OutcomeName, Verdict
@@ -86,7 +86,7 @@ def trigger_of(chronicle: Chronicle) -> Trigger | None:
             continue
         blow = _blow(event, role)
         if blow is not None:
-            return Trigger(blow, role, event, text_of(event))
+            return Trigger(blow, role, event, chronicle.text(event))
     return None
 
 
