@@ -21,8 +21,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from handoff.journal.coordinator import Coordinator, CoordinatorError, Fact, Outcome
-from handoff.journal.coordinator_actor import ActionIssued, CoordinatorRefused, FactOffered, OutcomeOffered
+from handoff.journal.coordinator import Coordinator
+from handoff.journal.coordinator_actor import ActionIssued, FactOffered, OutcomeOffered
 from handoff.journal.declarations import ClockAligned, Foreign, Gap, HandoffJoined, HandoffOpened, SourceDeclared
 from handoff.journal.event_lines import LineRefused, is_native
 from handoff.journal.foreign_lines import ForeignLine, read_foreign
@@ -30,11 +30,12 @@ from handoff.journal.line_files import Line, Unplaced, read_lines
 from handoff.journal.line_merge import LineMerge, TimedLine
 from handoff.journal.line_survey import ACTIONS, LineSurvey
 from handoff.journal.native_import import NativeImport
+from handoff.journal.observed_coordinator import ObservedCoordinator
 from handoff.journal.port import ActorHandle, RowStream
 from handoff.journal.row_codec import encode
 from handoff.journal.terms import ActorKind, EndState
-from handoff.journal.vocabulary import ActionId, ActionName, HandoffId, OutcomeName, Verdict
-from handoff.journal.witness import FactSeen, OutcomeSeen
+from handoff.journal.vocabulary import HandoffId, Verdict
+from handoff.journal.witness import seen_by_witness
 
 _BATCH = 4096
 _LISTED = 1000
@@ -108,17 +109,6 @@ def import_lines(
     return ForeignImport(journal, survey, files, tool, end_ms).run(on_line)
 
 
-@define(eq=False)
-class _Folded:
-    """The coordinator of an imported handoff, and which input ordered which action."""
-
-    actor: ActorHandle
-    core: Coordinator
-    took_input: bool = False
-    ordered_by: dict[int, int] = field(factory=dict)
-    delays_ms: dict[int, float] = field(factory=dict)
-
-
 @define
 class ForeignImport:
     """The second look at lines of other systems."""
@@ -134,7 +124,7 @@ class ForeignImport:
     _seq: int = field(default=0, init=False)
     _at_ms: float = field(default=0.0, init=False)
     _handoffs: dict[str, int] = field(factory=dict, init=False)
-    _folds: dict[str, _Folded] = field(factory=dict, init=False)
+    _folds: dict[str, ObservedCoordinator] = field(factory=dict, init=False)
     _coordinators: int = field(default=0, init=False)
     _witnesses: dict[str, ActorHandle] = field(factory=dict, init=False)
     _sources: dict[str, int] = field(factory=dict, init=False)
@@ -269,17 +259,10 @@ class ForeignImport:
             fields = dict(timed.line.fields)
             self._annotate(Foreign({"action": content.name.value, **fields}), timed, handoff, source)
             return
-        if not fold.took_input and not fold.core.started:
-            self._note_orders(fold, fold.core.start(), None)
-        action_id = content.action_id if content.action_id >= 0 else ActionId(len(fold.ordered_by))
-        delay_ms = content.delay_ms
-        if delay_ms is None and content.name is ActionName.START_TRANSFER:
-            delay_ms = fold.delays_ms.get(action_id, 0.0)
-        issued = ActionIssued(action_id, content.name, delay_ms)
+        issued, cause = fold.issue(content)
         seq = self._write(
-            issued, None, timed, handoff=handoff, actor=fold.actor.actors[0], source=source,
-            cause=fold.ordered_by.pop(action_id, None),
-        )  # fmt: skip
+            issued, None, timed, handoff=handoff, actor=fold.actor.actors[0], source=source, cause=cause
+        )
         if foreign.extra:
             self._write(Foreign(dict(foreign.extra)), None, timed, handoff=handoff, source=source, cause=seq)
 
@@ -295,37 +278,19 @@ class ForeignImport:
         fold = self._fold(foreign.handoff, handoff, source)
         if fold is None:
             witness = self._witness(foreign.source, source)
-            self._write(_seen(content), None, timed, handoff=handoff, actor=witness.actors[0], source=source)
+            self._write(seen_by_witness(content), None, timed, handoff=handoff, actor=witness.actors[0], source=source)
             return
-        if isinstance(content, OutcomeOffered) and content.action_id < 0:
-            content = self._identified(content, fold)
-        verdict, refusal, actions = _offer(fold.core, content)
-        fold.took_input = True
+        content, verdict, refusal, actions = fold.offer(content)
         seq = self._write(content, verdict, timed, handoff=handoff, actor=fold.actor.actors[0], source=source)
         if refusal is not None:
             self._write(
                 refusal, None, timed, handoff=handoff, actor=fold.actor.actors[0], source=source, cause=seq, grp=seq
             )
-        self._note_orders(fold, actions, seq)
-
-    def _identified(self, content: OutcomeOffered, fold: _Folded) -> OutcomeOffered:
-        """An outcome without an id answers the oldest unanswered action (of its name, if it has one)."""
-        unanswered = [number for number, name in fold.core.unanswered() if content.name in (None, name)]
-        return OutcomeOffered(
-            unanswered[0] if unanswered else ActionId(fold.core.next_action_id), content.outcome, content.name,
-            content.message, content.synthesised, {**(content.extra or {}), "inferred": ["id"]},
-        )  # fmt: skip
-
-    def _note_orders(self, fold: _Folded, actions: Sequence[Any], seq: int | None) -> None:
-        for action in actions:
-            if seq is not None:
-                fold.ordered_by[action.id] = seq
-            if action.delay_ms is not None:
-                fold.delays_ms[action.id] = action.delay_ms
+        fold.note_orders(actions, seq)
 
     # -- actors ---------------------------------------------------------------------------------------
 
-    def _fold(self, name: str, handoff: int | None, source: int | None) -> _Folded | None:
+    def _fold(self, name: str, handoff: int | None, source: int | None) -> ObservedCoordinator | None:
         name = self.survey.canonical(name)
         fold = self._folds.get(name)
         if fold is not None:
@@ -341,7 +306,7 @@ class ForeignImport:
         )
         self._seq = self.journal.last_seq
         self._coordinators += 1
-        fold = self._folds[name] = _Folded(actor, Coordinator(HandoffId(name), order))
+        fold = self._folds[name] = ObservedCoordinator(actor, Coordinator(HandoffId(name), order))
         return fold
 
     def _witness(self, name: str | None, source: int | None) -> ActorHandle:
@@ -392,34 +357,6 @@ class ForeignImport:
         self._unplaced_count += 1
         if len(self._unplaced) < _LISTED:
             self._unplaced.append(unplaced)
-
-
-def _offer(
-    core: Coordinator, content: OutcomeOffered | FactOffered
-) -> tuple[Verdict, CoordinatorRefused | None, Sequence[Any]]:
-    actions: Sequence[Any] = ()
-    refusal = None
-    try:
-        if isinstance(content, OutcomeOffered):
-            actions = core.on_outcome(content.action_id, Outcome(content.outcome, content.message))
-        else:
-            fact = Fact(content.name, core.handoff_id, content.transfer_timing, content.transferable_prompt_tokens)
-            actions = core.on_fact(fact)
-    except CoordinatorError as error:
-        refusal = CoordinatorRefused(error.code, str(error))
-    return core.verdict, refusal, actions
-
-
-def _seen(content: OutcomeOffered | FactOffered) -> OutcomeSeen | FactSeen:
-    if isinstance(content, FactOffered):
-        return FactSeen(
-            content.name, content.transfer_timing, content.transferable_prompt_tokens, content.rank,
-            content.rank_count, content.generation, content.extra,
-        )  # fmt: skip
-    action_id = content.action_id if content.action_id >= 0 else None
-    return OutcomeSeen(
-        action_id, OutcomeName(content.outcome), content.name, content.message, content.synthesised, content.extra
-    )
 
 
 def _shown(fields: Any) -> str:

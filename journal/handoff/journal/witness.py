@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
+from handoff.journal.coordinator_actor import FactOffered, OutcomeOffered
 from handoff.journal.row_codec import row
 from handoff.journal.terms import ActorKind, Kind
 from handoff.journal.transfer_timing import TransferTiming
@@ -43,3 +44,16 @@ class OutcomeSeen:
     message: str | None = None
     synthesised: bool = False
     extra: Mapping[str, Any] | None = None
+
+
+def seen_by_witness(content: OutcomeOffered | FactOffered) -> OutcomeSeen | FactSeen:
+    """An outcome (id -1: it said none) or a fact as a witness's row has it."""
+    if isinstance(content, FactOffered):
+        return FactSeen(
+            content.name, content.transfer_timing, content.transferable_prompt_tokens, content.rank,
+            content.rank_count, content.generation, content.extra,
+        )  # fmt: skip
+    action_id = content.action_id if content.action_id >= 0 else None
+    return OutcomeSeen(
+        action_id, OutcomeName(content.outcome), content.name, content.message, content.synthesised, content.extra
+    )
