@@ -1,0 +1,212 @@
+"""The command as users and scripts meet it: answers, documents, statuses, and one line for every mistake."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+from jsonschema import Draft202012Validator
+from recorded_handoffs import open_handoff, record_file
+
+from handoff.cli.app import run
+from handoff.journal.sync_journal import SyncJournal
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
+
+
+@frozen
+class Answer:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def call(*arguments: object) -> Answer:
+        status = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Answer(status, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_file(tmp_path_factory.mktemp("recorded") / "run.db")
+
+
+@pytest.fixture
+def journal(recorded: Path, tmp_path: Path) -> Path:
+    for name in recorded.parent.iterdir():
+        shutil.copy(name, tmp_path)
+    return tmp_path / recorded.name
+
+
+def conforms(document: Any, schema: str) -> bool:
+    text = (SCHEMAS / f"{schema}.schema.json").read_text()
+    Draft202012Validator(json.loads(text)).validate(document)
+    return True
+
+
+DOCUMENTS: Sequence[tuple[str, int, list[str]]] = [
+    ("replay", 0, ["replay"]),
+    ("replay", 0, ["replay", "--tier", "full"]),
+    ("list", 0, ["list"]),
+    ("list", 0, ["list", "--failed"]),
+    ("show", 0, ["show", "timed"]),
+    ("why", 1, ["why"]),
+    ("why", 0, ["why", "healthy-source"]),
+    ("verify", 0, ["verify"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "status", "arguments"), DOCUMENTS, ids=str)
+def test_json_is_one_document_of_its_schema_and_nothing_else(
+    call: Call, journal: Path, schema: str, status: int, arguments: list[str]
+) -> None:
+    answer = call(arguments[0], journal, *arguments[1:], "--json")
+    assert (answer.status, answer.err) == (status, "")
+    assert answer.out.count("\n") == 1
+    assert next(iter(answer.document)) == "schema"
+    assert answer.document["schema"] == f"handoff.{schema}/1"
+    assert conforms(answer.document, schema)
+
+
+def test_every_schema_is_one() -> None:
+    for path in SCHEMAS.glob("*.json"):
+        Draft202012Validator.check_schema(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(("schema", "status", "arguments"), DOCUMENTS, ids=str)
+def test_without_a_terminal_output_is_plain_text(
+    call: Call, journal: Path, schema: str, status: int, arguments: list[str]
+) -> None:
+    answer = call(arguments[0], journal, *arguments[1:])
+    assert answer.status == status
+    assert answer.out
+    assert "\x1b" not in answer.out
+
+
+def test_list_shows_each_handoff_and_what_failed(call: Call, journal: Path) -> None:
+    lines = call("list", journal).out.splitlines()
+    assert sum("healthy" in line for line in lines) == 2
+    assert lines[-1] == "6 handoffs, 2 failed, 2 without an end"
+
+
+def test_list_failed_leaves_the_healthy_out(call: Call, journal: Path) -> None:
+    handoffs = call("list", journal, "--failed", "--json").document["handoffs"]
+    assert [handoff["handoff"] for handoff in handoffs] == ["refused", "timed-out"]
+    assert handoffs[0]["failure"] == "release_source was answered with a failure (worker busy)"
+
+
+def test_list_follow_gives_each_handoff_as_it_ends_and_stops_with_the_run(call: Call, journal: Path) -> None:
+    documents = [json.loads(line) for line in call("list", journal, "--follow", "--json").out.splitlines()]
+    assert [document["number"] for document in documents] == [1, 2, 3, 4, 5, 6]
+    assert all(conforms(document, "list-line") for document in documents)
+
+
+def test_show_names_every_row(call: Call, journal: Path) -> None:
+    document = call("show", journal, "refused", "--json").document
+    rows = [rung["row"]["seq"] for rung in document["rungs"]]
+    assert rows == list(range(rows[0], rows[-1] + 1))
+    answer = call("show", journal, "refused", "--all")
+    assert all(f"#{row}" in answer.out for row in rows)
+
+
+def test_why_cites_rows_that_exist_and_names_root_causes(call: Call, journal: Path) -> None:
+    document = call("why", journal, "--json").document
+    last = call("verify", journal, "--json").document["last_seq"]
+    assert all(1 <= row <= last for finding in document["findings"] for row in finding["rows"])
+    assert {cause["code"] for cause in document["root_causes"]} == {
+        "failed", "conflicting_outcome", "early_fact", "lost_outcome",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("nobody", "no handoff is called 'nobody'"), ("healthy", "fits several"), ("2:refused", "no handoff is called")],
+)
+def test_a_wrong_handoff_is_one_line(call: Call, journal: Path, name: str, reason: str) -> None:
+    answer = call("show", journal, name)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+    assert reason in answer.err
+
+
+def test_a_run_may_be_named_before_the_handoff(call: Call, journal: Path) -> None:
+    assert call("show", journal, "1:refused", "--json").document["handoff"] == "refused"
+
+
+@pytest.mark.parametrize("command", ["replay", "list", "why", "verify"])
+def test_what_cannot_be_read_is_status_three(call: Call, tmp_path: Path, command: str) -> None:
+    strange = tmp_path / "strange"
+    strange.write_text("not a journal")
+    for path in (strange, tmp_path / "absent"):
+        answer = call(command, path)
+        assert (answer.status, answer.out) == (3, "")
+        assert answer.err.startswith(f"error: {path}: ")
+        assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["replay"],
+        ["replay", "x", "--tier", "half"],
+        ["list", "x", "--sideways"],
+        ["list", "x", "--run", "y"],
+    ],
+)
+def test_wrong_usage_is_status_two_and_one_line(call: Call, arguments: list[str]) -> None:
+    answer = call(*arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_a_damaged_row_is_found_by_verify(call: Call, journal: Path) -> None:
+    content = bytearray(journal.read_bytes())
+    place = content.index(b"worker busy")
+    content[place] ^= 1
+    journal.write_bytes(content)
+    answer = call("verify", journal, "--json")
+    assert answer.status == 1
+    assert answer.document["state"] == "damaged"
+
+
+def test_a_reader_leaves_the_file_as_it_was(call: Call, journal: Path) -> None:
+    before = {path.name: path.read_bytes() for path in journal.parent.iterdir()}
+    for _, _, arguments in DOCUMENTS:
+        call(arguments[0], journal, *arguments[1:])
+    assert {path.name: path.read_bytes() for path in journal.parent.iterdir()} == before
+
+
+def test_ctrl_c_is_status_130_and_no_traceback(tmp_path: Path) -> None:
+    journal = SyncJournal.create(tmp_path / "live.db")
+    journal.begin_run(tool="test", wall_ns=0)
+    open_handoff(journal, "h").proceed()
+    journal.commit()
+    command = [sys.executable, "-m", "handoff", "list", str(journal.path), "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("h  ")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    journal.close()
+    assert (process.returncode, out, err) == (130, "", "")
