@@ -41,8 +41,9 @@ json_values = st.recursive(
     lambda items: st.lists(items, max_size=3) | st.dictionaries(texts, items, max_size=3),
     max_leaves=6,
 )
+keys = texts | st.sampled_from([*COLUMNS, "do", "fault", "handoff_id", "open"])
 payload_texts = st.none() | st.one_of(
-    st.dictionaries(texts | st.sampled_from([*COLUMNS, "do", "fault", "handoff_id", "open"]), json_values, max_size=4).map(
+    st.dictionaries(keys, json_values, max_size=4).map(
         lambda payload: json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
     ),
     st.sampled_from(["{}", "[]", "not json", '{"a": 1}', '{"a":1,"a":2}', '{"handoff_id":"h1","attempt":3}']),

@@ -20,7 +20,16 @@ def status_of(error: Exception) -> int:
             return WRONG_USAGE
         case "JournalUnreadable":
             return complain(error, UNREADABLE)
-        case "UnknownHandoff" | "AmbiguousHandoff" | "ScenarioError" | "TraceError" | "WriterPresent" | "JournalHeld":
+        case (
+            "UnknownHandoff"
+            | "AmbiguousHandoff"
+            | "ScenarioError"
+            | "TraceError"
+            | "WriterPresent"
+            | "JournalHeld"
+            | "LinesUnreadable"
+            | "NativeRefused"
+        ):
             return complain(error, WRONG_USAGE)
         case _ if hasattr(error, "format_message"):
             usage = getattr(error, "ctx", None)

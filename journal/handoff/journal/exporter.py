@@ -19,7 +19,7 @@ def export_lines(source: EventSource, to: TextIO, *, on_row: Callable[[int], Non
 
     Args:
         source: the journal.
-        to: where to; its encoding must be UTF-8 and its line end ``\\n`` for the same bytes everywhere.
+        to: where to; its encoding must be UTF-8 and its line end a bare newline, for the same bytes everywhere.
         on_row: told the number of rows written now and then, for a progress bar.
     """
     count = 0

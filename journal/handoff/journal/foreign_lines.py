@@ -28,6 +28,7 @@ from handoff.journal.vocabulary import (
     TimingMode,
 )
 
+_INFINITY = float("inf")
 Word = TypeVar("Word", bound=StrEnum)
 Content = (
     HandoffOpened
@@ -64,9 +65,6 @@ class ForeignLine:
     extra: Mapping[str, Any]
 
 
-_COMMON = ("at_ms", "at_min_ms", "at_max_ms", "handoff", "source")
-
-
 def read_foreign(fields: Mapping[str, Any]) -> ForeignLine:
     """What a line says.
 
@@ -74,7 +72,9 @@ def read_foreign(fields: Mapping[str, Any]) -> ForeignLine:
         LineRefused: a known field has a value that it cannot have, or the line has no time.
     """
     rest = dict(fields)
-    at_ms, at_min_ms, at_max_ms = (_number(rest, name) for name in _COMMON[:3])
+    at_ms = _number(rest, "at_ms")
+    at_min_ms = _number(rest, "at_min_ms") if "at_min_ms" in rest else None
+    at_max_ms = _number(rest, "at_max_ms") if "at_max_ms" in rest else None
     handoff = _text(rest, "handoff")
     rest["handoff"] = handoff
     subject = subject_of(rest)
@@ -248,6 +248,8 @@ _READERS: dict[str, Callable[[dict[str, Any]], Content]] = {
 
 def _taken(rest: dict[str, Any]) -> Mapping[str, Any] | None:
     """Everything that is left of a line but what every line may have, moved into the value's ``extra``."""
+    if len(rest) == 1 and "handoff" in rest:
+        return None
     extra = {key: rest.pop(key) for key in list(rest) if key not in ("handoff", "source")}
     return extra or None
 
@@ -270,7 +272,9 @@ def _number(rest: dict[str, Any], name: str) -> float | None:
     item = rest.pop(name, None)
     if item is None:
         return None
-    if type(item) not in (int, float) or not abs(item) < float("inf"):
+    if type(item) is float and abs(item) < _INFINITY:
+        return item
+    if type(item) not in (int, float) or not abs(item) < _INFINITY:
         raise LineRefused(f"{name} must be a finite number, not {item!r}")
     return float(item)
 

@@ -8,7 +8,6 @@ the pairs of rows from which the clocks' offsets are estimated.
 from collections.abc import Mapping
 from typing import Any
 
-from handoff.journal.event_lines import subject_of
 from handoff.journal.vocabulary import ActionName, FactName, HandoffOrder
 
 _WORDS = (
@@ -23,6 +22,9 @@ _WORDS = (
 )
 BIT: dict[str, int] = {word: 1 << place for place, word in enumerate(_WORDS)}
 """The bit of each moment, such as ``action:submit_prefill``."""
+
+
+_MOMENTS = ("action", "fact", "resource")
 
 
 def _bits(*words: str) -> int:
@@ -70,18 +72,17 @@ CERTAIN: tuple[tuple[int, int], ...] = (
 """Pairs of which the first causes the second in every history, faulty ones too: what clocks are aligned by."""
 
 
-def bit_of(fields: Mapping[str, Any], actions: Mapping[int, str]) -> int:
+def bit_of(fields: Mapping[str, Any], actions: Mapping[int, str], subject: str | None) -> int:
     """The moment that a foreign line tells of, or 0.
 
     Args:
         fields: the line.
         actions: the names of the handoff's actions by id, as far as they were seen.
+        subject: what the line is about, see `event_lines.subject_of`.
     """
-    match subject_of(fields):
-        case "outcome":
-            named = fields.get("of") or fields.get("action") or actions.get(fields.get("id", -1))
-            return BIT.get(f"outcome:{named}", 0)
-        case "action" | "fact" | "resource" as subject:
-            return BIT.get(f"{subject}:{fields[subject]}", 0)
-        case _:
-            return 0
+    if subject == "outcome":
+        named = fields.get("of") or fields.get("action") or actions.get(fields.get("id", -1))
+        return BIT.get(f"outcome:{named}", 0)
+    if subject in _MOMENTS:
+        return BIT.get(f"{subject}:{fields[subject]}", 0)
+    return 0

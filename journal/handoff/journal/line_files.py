@@ -101,7 +101,7 @@ def _lines(name: str, stream: Iterator[bytes]) -> Iterator[Line | Unplaced]:
             yield Unplaced(name, number, "the compressed file ends too early or is damaged", str(error))
             return
         try:
-            item = json.loads(raw)
+            item = _decoder.decode(raw.decode())
         except ValueError:
             yield from _torn(name, number, raw)
             continue

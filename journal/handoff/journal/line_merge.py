@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import define, field, frozen
 
+from handoff.journal.event_lines import subject_of
 from handoff.journal.handoff_milestones import NEEDS, bit_of
 from handoff.journal.line_files import Line, Unplaced
 from handoff.journal.line_survey import LineSurvey, StreamKey
@@ -42,8 +43,16 @@ class _Clock:
     high_ms: float
     resolution_ms: float
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it changes nothing."""
+        return self.low_ms == self.high_ms == self.resolution_ms == 0.0
+
     def timed(self, line: Line) -> TimedLine:
         fields = line.fields
+        at_ms = fields.get("at_ms")
+        if type(at_ms) is float and self.is_plain and "at_min_ms" not in fields and "at_max_ms" not in fields:
+            return TimedLine(line, at_ms, at_ms, at_ms)
         at_ms, low, high = (fields.get(name) for name in ("at_ms", "at_min_ms", "at_max_ms"))
         known = [item for item in (at_ms, low, high) if type(item) in (int, float)]
         if not known:
@@ -90,7 +99,7 @@ class LineMerge:
         return self._in_file_order() if self.survey.is_ordered else self._merged()
 
     def _in_file_order(self) -> Iterator[TimedLine]:
-        clocks = {key: self._clock(key) for key in self.survey.streams}
+        by_source = {key.source or None: self._clock(key) for key in self.survey.streams}
         plain = _Clock(0.0, 0.0, 0.0, 0.0)
         for lines in self.files.values():
             for line in lines:
@@ -98,8 +107,8 @@ class LineMerge:
                     self.unplaced.append(line)
                     continue
                 source = line.fields.get("source")
-                key = StreamKey(line.file, source if isinstance(source, str) else "")
-                yield clocks.get(key, plain).timed(line)
+                clock = by_source.get(source, plain) if source is None or isinstance(source, str) else plain
+                yield clock.timed(line)
 
     def _merged(self) -> Iterator[TimedLine]:
         readers = {name: iter(lines) for name, lines in self.files.items()}
@@ -174,14 +183,14 @@ class LineMerge:
         name = self.survey.canonical(name)
         survey = self.survey.handoffs[name]
         needs = NEEDS[survey.order or HandoffOrder.SOURCE_FIRST]
-        needed = needs.get(bit_of(head.line.fields, survey.actions), 0)
+        needed = needs.get(bit_of(head.line.fields, survey.actions, subject_of(head.line.fields)), 0)
         return bool(needed & survey.moments & ~self._told.get(name, 0))
 
     def _tell(self, head: TimedLine) -> None:
         name = head.line.fields.get("handoff")
         if isinstance(name, str) and name in self.survey.handoffs:
             name = self.survey.canonical(name)
-            bit = bit_of(head.line.fields, self.survey.handoffs[name].actions)
+            bit = bit_of(head.line.fields, self.survey.handoffs[name].actions, subject_of(head.line.fields))
             self._told[name] = self._told.get(name, 0) | bit
 
 

@@ -13,7 +13,7 @@ names share joins nothing; the report lists it.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import Factory, define, field, frozen
 
@@ -31,11 +31,11 @@ JOIN_KEYS = ("room", "bootstrap_room", "transfer_id", "disagg_request_id", "ctx_
 NAMING_KEYS = ("remote_request_id", "prefill_request_id")
 """Fields in which one side prints the other side's own name of the handoff."""
 
+_ALL_KEYS = frozenset({*JOIN_KEYS, *NAMING_KEYS})
 _OPENED_FIELDS = ("order", "engine_type", "request", "room", "attempt", "parent_request")
 
 
-@frozen
-class StreamKey:
+class StreamKey(NamedTuple):
     """Whose rows: those of a source (empty: none named) in a file."""
 
     file: str
@@ -149,7 +149,8 @@ class LineSurvey:
         survey = self.handoffs.get(name)
         if survey is None:
             survey = self.handoffs[name] = HandoffSurvey()
-        survey.streams.add(key)
+        if key not in survey.streams:
+            survey.streams.add(key)
         subject = subject_of(fields)
         if subject == "open":
             survey.opens += 1
@@ -160,7 +161,7 @@ class LineSurvey:
             if isinstance(action, str):
                 survey.actions.setdefault(fields.get("id", len(survey.actions)), action)
             self.actions_of[key] = self.actions_of.get(key, 0) + 1
-        bit = bit_of(fields, survey.actions)
+        bit = bit_of(fields, survey.actions, subject)
         survey.moments |= bit
         if bit and (self.many_files or key.source):
             if survey.times is None:
@@ -180,6 +181,8 @@ class LineSurvey:
         self._keys(survey, opened)
 
     def _keys(self, survey: HandoffSurvey, fields: Mapping[str, Any]) -> None:
+        if _ALL_KEYS.isdisjoint(fields):
+            return
         for word in (*JOIN_KEYS, *NAMING_KEYS):
             value = fields.get(word)
             if value is not None:

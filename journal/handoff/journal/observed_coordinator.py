@@ -27,6 +27,7 @@ class ObservedCoordinator:
 
     actor: ActorHandle
     core: Coordinator
+    _issued: int = field(default=0, init=False)
     _took_input: bool = field(default=False, init=False)
     _ordered_by: dict[int, int] = field(factory=dict, init=False)
     _delays_ms: dict[int, float] = field(factory=dict, init=False)
@@ -35,7 +36,8 @@ class ObservedCoordinator:
         """An action that was seen (id -1: it said none), and the row of the input that ordered it, where known."""
         if not self._took_input and not self.core.started:
             self.note_orders(self.core.start(), None)
-        action_id = content.action_id if content.action_id >= 0 else ActionId(len(self._ordered_by))
+        action_id = content.action_id if content.action_id >= 0 else ActionId(self._issued)
+        self._issued = action_id + 1
         delay_ms = content.delay_ms
         if delay_ms is None and content.name is ActionName.START_TRANSFER:
             delay_ms = self._delays_ms.get(action_id, 0.0)
