@@ -28,7 +28,7 @@ from handoff.journal.coordinator_actor import FactOffered, HandoffStarted, Outco
 from handoff.journal.divergence import Divergence, DivergenceClass, FieldDifference, describe, readable, shape_of
 from handoff.journal.event import Event
 from handoff.journal.event_source import EventSource, declared_actor
-from handoff.journal.replay_report import Findings, ReplayReport, RunEnding, Tier
+from handoff.journal.replay_report import Findings, MutableTally, ReplayReport, RunEnding, Tier
 from handoff.journal.row_codec import UnreadableRow, decode, verdict_kinds
 from handoff.journal.terms import ActorKind, EndState, Kind
 from handoff.journal.vocabulary import ActionId, ActorId, HandoffId, HandoffOrder, OutcomeName, Seq, Verdict
@@ -48,6 +48,7 @@ _DECLARING = frozenset(
 )
 _LAWFUL = verdict_kinds(OutcomeOffered) | verdict_kinds(FactOffered) | verdict_kinds(HandoffStarted)
 _ROOM = 65536
+_RECENT_FACTS = 4096
 _OUTCOMES = {name.value: Outcome(name) for name in OutcomeName}
 
 
@@ -76,9 +77,14 @@ class CoreReplay:
     source: EventSource
     on_row: Callable[[int], None] | None = None
     _found: Findings = field(factory=lambda: Findings(Tier.CORE), init=False)
+    _tally: MutableTally = field(init=False)
     _folds: OrderedDict[int, _Fold] = field(factory=OrderedDict, init=False)
     _opened: dict[int, tuple[str, HandoffOrder | None]] = field(factory=dict, init=False)
     _orders: dict[int, Any] = field(factory=dict, init=False)
+    _recent: dict[tuple[str, str | None, str | None], FactOffered] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._tally = self._found.tally(ActorKind.COORDINATOR)
 
     def run(self) -> ReplayReport:
         """Read the coordinators' rows once, and fold them."""
@@ -148,10 +154,10 @@ class CoreReplay:
         return fold
 
     def _fold_of(self, event: Event) -> _Fold | None:
-        assert event.actor is not None
-        fold = self._folds.get(event.actor)
-        if fold is not None:
-            return fold
+        """The fold of a coordinator that has none yet, or had to give its up."""
+        if event.actor is None:
+            self._report(None, event, f"a row of kind {event.kind} belongs to no actor")
+            return None
         try:
             declared = self.source.actor(event.actor)
         except LookupError:
@@ -182,13 +188,11 @@ class CoreReplay:
     # -- rows -----------------------------------------------------------------------------------------
 
     def _row(self, event: Event) -> None:
-        fold = None if event.actor is None else self._fold_of(event)
+        fold = self._folds.get(-1 if event.actor is None else event.actor) or self._fold_of(event)
         if fold is None:
-            if event.actor is None:
-                self._report(None, event, f"a row of kind {event.kind} belongs to no actor")
             return
         found = self._found
-        found.tally(ActorKind.COORDINATOR).rows += 1
+        self._tally.rows += 1
         if fold.diverged:
             found.skipped += 1
             return
@@ -238,17 +242,28 @@ class CoreReplay:
         return core.verdict
 
     def _offer(self, fold: _Fold, event: Event) -> tuple[Action, ...]:
-        match decode(event, ActorKind.COORDINATOR):
+        offered = self._recent.get((event.kind, event.name, event.payload_json))
+        if offered is None:
+            offered = decode(event, ActorKind.COORDINATOR)
+            if isinstance(offered, FactOffered):
+                self._remember((event.kind, event.name, event.payload_json), offered)
+        match offered:
             case HandoffStarted():
                 return fold.core.start()
-            case OutcomeOffered() as offered:
+            case OutcomeOffered():
                 return fold.core.on_outcome(offered.action_id, Outcome(offered.outcome, offered.message))
-            case FactOffered() as offered:
+            case FactOffered():
                 handoff_id = fold.core.handoff_id if offered.handoff_id is None else offered.handoff_id
                 timing, tokens = offered.transfer_timing, offered.transferable_prompt_tokens
                 return fold.core.on_fact(Fact(offered.name, handoff_id, timing, tokens))
             case other:
                 raise UnreadableRow(event.seq, f"{type(other).__name__} is no input of a coordinator")
+
+    def _remember(self, key: tuple[str, str | None, str | None], offered: FactOffered) -> None:
+        """Keep a decoded fact: prompts of one length are timed alike, so the same text comes again and again."""
+        if len(self._recent) >= _RECENT_FACTS:
+            self._recent.clear()
+        self._recent[key] = offered
 
     def _effect(self, fold: _Fold, event: Event) -> None:
         if not fold.owed:

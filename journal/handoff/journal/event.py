@@ -178,13 +178,17 @@ def payload_to_json(payload: Mapping[str, Any]) -> str:
     return text
 
 
+_plain_decoder = json.JSONDecoder().decode
+_tagged_decoder = json.JSONDecoder(object_hook=_untagged).decode
+
+
 def payload_from_json(text: str) -> dict[str, Any]:
     """The inverse of `payload_to_json`.
 
     Raises:
         ValueError: the text is not a JSON object.
     """
-    payload = json.loads(text, object_hook=_untagged)
+    payload = (_tagged_decoder if '{"$' in text else _plain_decoder)(text)
     if not isinstance(payload, dict):
         raise ValueError(f"a row's payload must be a JSON object, not {type(payload).__name__}")
     return payload

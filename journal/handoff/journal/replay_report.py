@@ -90,7 +90,9 @@ class ReplayReport:
 
 
 @define
-class _MutableTally:
+class MutableTally:
+    """The running figures behind an `ActorTally`."""
+
     actors: int = 0
     rows: int = 0
     re_executed: bool = False
@@ -110,7 +112,7 @@ class Findings:
     skipped: int = 0
     divergence_count: int = 0
     divergences: list[Divergence] = field(factory=list)
-    tallies: dict[ActorKind, _MutableTally] = field(factory=dict)
+    tallies: dict[ActorKind, MutableTally] = field(factory=dict)
     runs: dict[int, RunEnding] = field(factory=dict)
 
     def diverged(self, divergence: Divergence) -> None:
@@ -119,11 +121,11 @@ class Findings:
         if len(self.divergences) < self.limit:
             self.divergences.append(divergence)
 
-    def tally(self, kind: ActorKind) -> _MutableTally:
+    def tally(self, kind: ActorKind) -> MutableTally:
         """The running figures of one kind of actor."""
         found = self.tallies.get(kind)
         if found is None:
-            found = self.tallies[kind] = _MutableTally()
+            found = self.tallies[kind] = MutableTally()
         return found
 
     def report(self, unended: tuple[int, ...] = ()) -> ReplayReport:
@@ -139,6 +141,7 @@ class Findings:
             actors=tuple(
                 ActorTally(kind, tally.actors, tally.rows, tally.re_executed)
                 for kind, tally in sorted(self.tallies.items(), key=lambda item: order.index(item[0]))
+                if tally.actors or tally.rows
             ),
             runs=tuple(self.runs[run] for run in sorted(self.runs)),
             unended=unended,
