@@ -24,7 +24,7 @@ from handoff.journal.declarations import (
     RunStarted,
     SourceDeclared,
 )
-from handoff.journal.event import Event, event_from_row
+from handoff.journal.event import Event, StoredRow, event_from_row
 from handoff.journal.row_codec import encode, handoff_of
 from handoff.journal.step import Step
 from handoff.journal.terms import ActorKind, EndState
@@ -180,14 +180,14 @@ class RowStream:
 
     def declare_source(self, declared: SourceDeclared, at_ms: float) -> int:
         """Declare a stream of rows and give its number."""
+        self._add(declared, at_ms, source=self.sources + 1)
         self.sources += 1
-        self._add(declared, at_ms, source=self.sources)
         return self.sources
 
-    def open_handoff(self, opened: HandoffOpened, at_ms: float) -> int:
-        """See `JournalPort`."""
+    def open_handoff(self, opened: HandoffOpened, at_ms: float, *, source: int | None = None) -> int:
+        """See `JournalPort`; `source` is the number of the stream that said so."""
+        self._add(opened, at_ms, handoff=self.handoffs + 1, source=source)
         self.handoffs += 1
-        self._add(opened, at_ms, handoff=self.handoffs)
         return self.handoffs
 
     def start_actor(
@@ -203,11 +203,12 @@ class RowStream:
         """See `JournalPort`; `source` is the number of the stream whose rows the actor's are."""
         numbers: list[int] = []
         for kind in slots:
-            self.actors += 1
-            numbers.append(self.actors)
-            own = len(numbers) == 1
-            started = ActorStarted(self.actors, kind, label, config if own else {}, None if own else numbers[0])
+            number = self.actors + 1
+            parent = numbers[0] if numbers else None
+            started = ActorStarted(number, kind, label, config if parent is None else {}, parent)
             self._add(started, at_ms, handoff=handoff, source=source)
+            self.actors = number
+            numbers.append(number)
         return ActorHandle(tuple(numbers), handoff, source)
 
     def append(self, actor: ActorHandle, step: Step, at_ms: float, cause: Seq | None = None) -> Seq:
@@ -230,23 +231,25 @@ class RowStream:
         """Append complete rows of whole groups, numbered on from `last_seq` (the way of importers).
 
         Runs, handoffs, actors and sources that the rows declare must be numbered on, too.
+
+        Raises:
+            ValueError: a value cannot be stored; none of the rows was appended.
         """
         assert [row[0] for row in rows] == list(range(self.last_seq + 1, self.last_seq + 1 + len(rows)))
         if rows:
-            self.last_seq = rows[-1][0]
-            self.last_at_ms = rows[-1][6]
-            self._take(list(rows))
+            storable = [_storable(row) for row in rows]
+            self.last_seq = storable[-1][0]
+            self.last_at_ms = storable[-1][6]
+            self._take(storable)
 
     def annotate(self, value: Any, at_ms: float, *, handoff: int | None = None) -> Seq:
         """See `JournalPort`."""
         return self._add(value, at_ms, handoff=handoff)
 
     def _add(self, value: Any, at_ms: float, *, handoff: int | None = None, source: int | None = None) -> Seq:
-        at_ms = _storable_time(at_ms)
-        self.last_seq += 1
-        self.last_at_ms = at_ms
-        seq = self.last_seq
-        self._take([(seq, seq, self.run, handoff, None, source, at_ms, None, None, *encode(value, None, None))])
+        seq = self.last_seq + 1
+        fields = encode(value, None, None)
+        self.append_rows([(seq, seq, self.run, handoff, None, source, _storable_time(at_ms), None, None, *fields)])
         return Seq(seq)
 
 
@@ -255,6 +258,25 @@ def _storable_time(at_ms: float) -> float:
     if at_ms != at_ms:  # noqa: PLR0124
         raise ValueError("a row's time must be a number of ms, not NaN")
     return at_ms + 0.0
+
+
+_TIMES = slice(6, 9)
+_INT64 = range(-(2**63), 2**63)
+
+
+def _storable(row: Row) -> Row:
+    """A row from outside, with its times as the file keeps them.
+
+    Raises:
+        ValueError: a whole number has more than 64 bits, or text has no UTF-8.
+    """
+    times = tuple(None if at_ms is None else _storable_time(at_ms) for at_ms in row[_TIMES])
+    for column, value in enumerate(row):
+        if type(value) is int and value not in _INT64:
+            raise ValueError(f"row {row[0]}: {StoredRow._fields[column]} {value} has more than 64 bits")
+    if row[-1] is not None and not row[-1].isascii():
+        row[-1].encode()
+    return (*row[: _TIMES.start], *times, *row[_TIMES.stop :])
 
 
 @define
