@@ -62,10 +62,13 @@ from handoff.engines.engine_rows import (
     RequestPrepared,
 )
 from handoff.engines.prompt_shape import to_runs
+from handoff.journal.declarations import Lag
 from handoff.journal.port import ActorHandle, JournalFailed, JournalPort
 from handoff.journal.step import crashed
 from handoff.journal.vocabulary import ActionId, HandoffId, OutcomeName, RequestId, Seq, WorkerRole
 
+LAG_TO_TELL_MS = 100.0
+"""A driver that wakes up so late, or twice as late as when it said so last, says so with a row."""
 _FOR_CURRENT = frozenset({EngineOrder.SUBMIT_PREFILL, EngineOrder.RESERVE_DESTINATION})
 
 
@@ -110,6 +113,7 @@ class EngineDriver:
     _to_issue: deque[PendingCommand] = field(factory=deque, init=False)
     _issuing: bool = field(default=False, init=False)
     _outbox: deque[Delivery] = field(factory=deque, init=False)
+    _lag_to_tell_ms: float = field(default=LAG_TO_TELL_MS, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
     _deliverable: trio.Event = field(factory=trio.Event, init=False)
 
@@ -307,6 +311,9 @@ class EngineDriver:
             self._carry_out(step.entries, first)
         else:
             self._feed_sinks(self.machine.output)
+        if before is not None and at_ms - before >= self._lag_to_tell_ms:
+            self._lag_to_tell_ms = 2.0 * (at_ms - before)
+            self.journal.annotate(Lag(at_ms - before), at_ms)
         if self.machine.next_wakeup_ms != before:
             self._wake.set()
 
