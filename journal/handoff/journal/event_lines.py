@@ -130,6 +130,8 @@ class LineWriter:
         columns["kind"] = event.kind
         if event.handoff is not None:
             self._name_handoff(event.handoff, columns)
+        elif event.kind == Kind.HANDOFF_OPENED:
+            columns["handoff_number"] = None  # nobody's opening, which only a damaged journal has
         if event.actor is not None:
             columns["actor"] = event.actor
         if event.source is not None:
@@ -234,7 +236,10 @@ class NativeReader:
         name = fields.get("handoff")
         if fields["kind"] == Kind.HANDOFF_OPENED:
             self._opened += 1
-            number: int = _integer(fields, "handoff_number", self._opened)
+            number: int | None = fields.get("handoff_number", self._opened)
+            if number is None:
+                return None
+            number = _integer({"handoff_number": number}, "handoff_number")
             if name is not None:
                 self._latest[name] = number
             return number
