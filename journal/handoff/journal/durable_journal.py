@@ -68,7 +68,7 @@ class Journal(RowStream):
             OSError: the folder cannot be written.
         """
         file = JournalFile(path, durability=durability)
-        return cls(**attrs.asdict(file.numbers, recurse=False), file=file, max_pending_rows=max_pending_rows)
+        return cls(**attrs.asdict(file.numbers(), recurse=False), file=file, max_pending_rows=max_pending_rows)
 
     def __attrs_post_init__(self) -> None:
         self._committer = Committer(self._file)

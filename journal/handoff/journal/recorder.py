@@ -115,7 +115,7 @@ class Recorder:
         """
         try:
             file = JournalFile(path, durability=Durability(durability))
-            numbers = Observation(**attrs.asdict(file.numbers, recurse=False))
+            numbers = Observation(**attrs.asdict(file.numbers(), recurse=False))
             numbers.begin_run(tool=tool, wall_ns=time.time_ns())
             if source is not None:
                 declared = {"source": source, "engine_type": engine_type, "engine_version": engine_version}

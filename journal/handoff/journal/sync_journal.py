@@ -42,7 +42,7 @@ class SyncJournal(RowStream):
     def create(cls, path: Path | str, *, durability: Durability = Durability.NORMAL) -> Self:
         """Create a journal, or open one to append runs to it. See `Journal.create` for errors."""
         file = JournalFile(path, durability=durability)
-        return cls(**attrs.asdict(file.numbers, recurse=False), file=file)
+        return cls(**attrs.asdict(file.numbers(), recurse=False), file=file)
 
     @property
     def path(self) -> Path:
@@ -76,6 +76,16 @@ class SyncJournal(RowStream):
             self._failure = JournalFailed(self._file.last_seq, error)
             self._file.fail()
             raise self._failure from error
+
+    def renumber(self) -> None:
+        """Commit, and go on from what the file then declares, after rows that brought declarations of their own.
+
+        Raises:
+            JournalFailed: the commit failed.
+        """
+        self.commit()
+        for name, number in attrs.asdict(self._file.numbers(), recurse=False).items():
+            setattr(self, name, number)
 
     async def durable(self, seq: Seq) -> None:
         """See `JournalPort`; commits now."""

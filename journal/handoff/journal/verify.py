@@ -31,7 +31,7 @@ from handoff.journal.read_only import SQLITE_ERRORS, ReadOnlyFile
 from handoff.journal.receipt import Receipt, ReceiptState, file_digest, read_receipt
 from handoff.journal.schema import APPLICATION_ID, DECLARING, FORMAT_VERSION, schema_differences
 from handoff.journal.terms import TERMS
-from handoff.journal.verify_tables import DerivedTables, RunEnds
+from handoff.journal.verify_tables import GAP, DerivedTables, RunEnds
 
 
 class VerifyState(StrEnum):
@@ -276,7 +276,7 @@ class _Examination:
 
     def _declarations(self, rows: list[Row], tables: DerivedTables) -> None:
         for row in rows:
-            if row[9] not in DECLARING:
+            if row[9] not in DECLARING and row[9] != GAP:
                 continue
             try:
                 self.runs.see(row)

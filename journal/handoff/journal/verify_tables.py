@@ -17,28 +17,34 @@ from handoff.journal.terms import TERM_CODE, Kind
 _RUN_STARTED = TERM_CODE[Kind.RUN_STARTED]
 _RUN_ENDED = TERM_CODE[Kind.RUN_ENDED]
 _OPENED = TERM_CODE[Kind.HANDOFF_OPENED]
+GAP = TERM_CODE[Kind.GAP]
 
 
 @define
 class RunEnds:
-    """Follows the runs: each must end, and count its rows and handoffs rightly."""
+    """Follows the runs: each must end, and count its rows and handoffs rightly (unless rows of it are lost)."""
 
     count: int = 0
     handoffs: int = 0
     _open: dict[int, tuple[int, int]] = field(factory=dict)
     _wrong: list[str] = field(factory=list)
+    _with_gaps: set[int] = field(factory=set)
 
     def see(self, row: Row) -> None:
-        """Take a declaring row."""
+        """Take a declaring row, or a gap."""
         seq, run, kind = row[0], row[2], row[9]
         if kind == _RUN_STARTED:
             self.count += 1
             self._open[run] = (seq, self.handoffs)
         elif kind == _OPENED:
             self.handoffs += 1
+        elif kind == GAP:
+            self._with_gaps.add(run)
         elif kind == _RUN_ENDED:
             first, before = self._open.pop(run, (seq, self.handoffs))
             said = payload_from_json(row[18])
+            if run in self._with_gaps:
+                return
             counted = {"rows": seq - first + 1, "handoffs": self.handoffs - before}
             for what, number in counted.items():
                 if said[what] != number:

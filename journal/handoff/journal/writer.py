@@ -55,7 +55,6 @@ class JournalFile:
         path: the file, free of symbolic links.
         durability: what a commit means.
         last_seq: the last committed row.
-        numbers: where the numbering goes on.
     """
 
     def __init__(self, path: Path | str, *, durability: Durability = Durability.FULL, page_bytes: int = 4096) -> None:
@@ -91,8 +90,7 @@ class JournalFile:
         try:
             known = _check_version(self._connection, self.path)
             self._chain = _continued_chain(self._connection, self.path)
-            self.numbers = _numbers(self._connection)
-            self.last_seq = self.numbers.last_seq
+            self.last_seq = self.numbers().last_seq
             self._receipts = ReceiptFile(self.path)
             self._receipt = Receipt(ReceiptState.RECORDING, self.last_seq, self._chain.running(), self.durability)
             self._receipts.begin(self._receipt, sync=self.durability is not Durability.OFF)
@@ -106,6 +104,10 @@ class JournalFile:
                 self._receipts.close()
             self._connection.close()
             raise
+
+    def numbers(self) -> RowStream:
+        """Where the numbers of rows, runs, handoffs, actors and sources go on after the last commit."""
+        return _numbers(self._connection)
 
     def commit(self, rows: Sequence[Row]) -> None:
         """Store rows of whole groups in one transaction, numbered on from `last_seq`.
