@@ -11,7 +11,7 @@ Each strike leaves a `fault` row before the rows of what comes of it. Those rows
 to find out what happened.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 
 from attrs import define, field
 
@@ -76,7 +76,7 @@ class PlannedFaults:
     plan: FaultPlan
     journal: JournalPort
     clock: RunClock
-    handoffs: Mapping[HandoffId, tuple[int, int]]
+    handoffs: MutableMapping[HandoffId, tuple[int, int]]
 
     def intercept(self, point: InterceptionPoint, name: str, handoff_id: HandoffId) -> Interference:
         """What shall be done with the thing called `name` at `point`."""
