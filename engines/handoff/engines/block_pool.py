@@ -2,7 +2,8 @@
 
 A physical block is *free*, *private* to one request, or *cached*: named, and found by whoever looks for that prefix.
 A cached block without references is *inactive*; inactive blocks form one queue, least recently released first, from
-which blocks are evicted when free ones run out. Two requests that compute the same block at the same time each keep
+which blocks are evicted when free ones run out. A block that is referenced again leaves its place in the queue behind,
+counted as outdated, to be skipped when its turn comes. Two requests that compute the same block at the same time each keep
 their own copy; a lookup uses the oldest.
 
 Blocks have no numbers here. A cached block is known by a *key*: its name, or, for a further copy of that name, a
@@ -14,7 +15,7 @@ of some copy of each of its ancestors. Hence a prefix match can be bisected, and
 not visible, none of them is.
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 
 from handoff.engines.kv_event_log import KvEventLog
@@ -26,18 +27,23 @@ class BlockPool:
     Attributes:
         capacity: all blocks.
         free: blocks that hold nothing.
-        inactive: keys of cached blocks without references, next to be evicted first.
+        inactive: keys of cached blocks without references.
     """
 
     __slots__ = (
-        "_copies", "_extra", "_name_of_copy", "_next_copy", "_visible", "capacity", "events", "free", "inactive",
+        "_copies", "_extra", "_name_of_copy", "_next_copy", "_outdated", "_queue", "_visible", "capacity", "events",
+        "free", "inactive",
     )  # fmt: skip
 
     def __init__(self, capacity: int, events: KvEventLog | None) -> None:
         self.capacity = capacity
         self.free = capacity
-        self.inactive: OrderedDict[int, None] = OrderedDict()
+        self.inactive: set[int] = set()
         self.events = events
+        self._queue: deque[int] = deque()
+        """Inactive keys, next to be evicted first, between outdated entries of earlier times."""
+        self._outdated: dict[int, int] = {}
+        """How many entries of a key, its first ones, are outdated."""
         self._visible: set[int] = set()
         self._extra: dict[int, int] = {}
         """References beyond the first, by key."""
@@ -86,7 +92,8 @@ class BlockPool:
         extra = self._extra
         for key in keys:
             if key in inactive:
-                del inactive[key]
+                inactive.remove(key)
+                self._outdated[key] = self._outdated.get(key, 0) + 1
             else:
                 extra[key] = extra.get(key, 0) + 1
         if lacking > 0:
@@ -115,12 +122,14 @@ class BlockPool:
         self.free += private
         inactive, extra = self.inactive, self._extra
         if not extra or extra.keys().isdisjoint(keys):
-            inactive.update(dict.fromkeys(reversed(keys)))
+            inactive.update(keys)
+            self._queue.extend(reversed(keys))
             return
         for key in reversed(keys):
             count = extra.get(key)
             if count is None:
-                inactive[key] = None
+                inactive.add(key)
+                self._queue.append(key)
             elif count == 1:
                 del extra[key]
             else:
@@ -134,13 +143,32 @@ class BlockPool:
         return key
 
     def _evict(self, count: int) -> None:
-        popitem = self.inactive.popitem
-        keys = [popitem(last=False)[0] for _ in range(count)]
+        popleft, outdated = self._queue.popleft, self._outdated
+        keys = [popleft() for _ in range(count)]
+        if outdated and not outdated.keys().isdisjoint(keys):
+            keys = self._skip_outdated(keys, count)
         self.free += count
+        self.inactive.difference_update(keys)
         gone = [name for name in map(self._remove_copy, keys) if name is not None] if self._copies else keys
         self._visible.difference_update(gone)
         if self.events is not None and gone:
             self.events.removed(gone)
+
+    def _skip_outdated(self, keys: list[int], count: int) -> list[int]:
+        """The first `count` keys of the queue that are not outdated, `keys` having been taken from its front."""
+        outdated = self._outdated
+        found = []
+        self._queue.extendleft(reversed(keys))
+        while len(found) < count:
+            key = self._queue.popleft()
+            skips = outdated.get(key)
+            if skips is None:
+                found.append(key)
+            elif skips == 1:
+                del outdated[key]
+            else:
+                outdated[key] = skips - 1
+        return found
 
     def _remove_copy(self, key: int) -> int | None:
         """Forget one block; returns its name if that was the last copy."""

@@ -100,7 +100,7 @@ class PolynomialDecodeTimes:
         """One step; 0 for an empty batch."""
         if batch == 0:
             return 0.0
-        if load_tokens < len(self._table) and self._filled[load_tokens >> _CHUNK_BITS]:
+        if load_tokens < min(len(self._table), self.capacity_tokens) and self._filled[load_tokens >> _CHUNK_BITS]:
             return self._table[load_tokens]
         return self.run_ms(load_tokens, 1, 1)[0]
 

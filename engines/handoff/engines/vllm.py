@@ -161,16 +161,22 @@ class VllmCore:
     def submit(self, request: EngineRequest) -> None:
         """Queue an ordinary request."""
         self._index.check_request_is_new(request.request_id)
-        self._enqueue(VllmSequence(request, request.max_output_tokens))
+        self._enqueue(self._sequence(request, request.max_output_tokens))
 
     def submit_handoff_prefill(self, handoff_id: HandoffId, request: EngineRequest) -> None:
         """Queue a prefill that will be held."""
         self._index.check_request_is_new(request.request_id)
         self._index.check_handoff_is_new(handoff_id, self._queue)
-        sequence = VllmSequence(request, min(1, request.max_output_tokens))
+        sequence = self._sequence(request, min(1, request.max_output_tokens))
         sequence.source_of = handoff_id
         self._index.sources[handoff_id] = sequence
         self._enqueue(sequence)
+
+    def _sequence(self, request: EngineRequest, limit: int) -> VllmSequence:
+        longest = self.settings.max_model_len
+        if longest is not None:
+            limit = min(limit, max(0, longest - request.prompt_tokens))
+        return VllmSequence(request, limit)
 
     def _enqueue(self, sequence: VllmSequence) -> None:
         self._index.requests[sequence.request_id] = sequence
@@ -215,7 +221,7 @@ class VllmCore:
         if destination is None:
             return NOTHING_TO_DO
         request = destination.request
-        sequence = VllmSequence(request, request.max_output_tokens)
+        sequence = self._sequence(request, request.max_output_tokens)
         sequence.destination_of = handoff_id
         sequence.materialized = True
         sequence.keys = destination.keys
@@ -560,7 +566,7 @@ class VllmCore:
             if passes > 1 and self._run is not None:
                 second_ms = self._run.first_end_ms + self._run.durations_ms[0]
             for sequence in self._newcomers:
-                if sequence.in_batch:
+                if sequence.in_batch and sequence.second_ms is None:
                     sequence.second_ms = second_ms
             self._newcomers = []
         batch = self._batch

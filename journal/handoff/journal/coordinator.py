@@ -227,6 +227,9 @@ ADMITTED_OUTCOMES: dict[ActionName, frozenset[OutcomeName]] = {
 CANCELS = frozenset({ActionName.CANCEL_SOURCE, ActionName.CANCEL_DESTINATION})
 FAILURE_FACTS = frozenset({FactName.FAILED, FactName.TIMED_OUT, FactName.CANCELED})
 
+_AWAIT_A_FACT = frozenset({ActionName.SUBMIT_PREFILL, ActionName.RESERVE_DESTINATION, ActionName.START_TRANSFER})
+"""Their acknowledgement admits a fact, and only that fact can lead to a next step."""
+
 _ACKNOWLEDGED_FLAG: dict[ActionName, str] = {
     ActionName.SUBMIT_PREFILL: "source_submitted",
     ActionName.RESERVE_DESTINATION: "destination_accepted",
@@ -335,6 +338,8 @@ class Coordinator:
         if outcome.name not in ADMITTED_OUTCOMES[action]:
             raise self._refusal(InvalidOutcome(action_id, action, outcome))
         setattr(self, _ACKNOWLEDGED_FLAG[action], True)
+        if action in _AWAIT_A_FACT and self.mode is Mode.ACTIVE:
+            return ()
         return self._advance()
 
     def on_fact(self, fact: Fact) -> tuple[Action, ...]:
