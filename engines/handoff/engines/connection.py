@@ -143,6 +143,10 @@ class BootstrapConnection:
         """Close the connection. What was sent before is still delivered."""
         await self._stream.aclose()
 
+    async def cut(self) -> None:
+        """Close the connection at once, whatever is under way."""
+        await trio.aclose_forcefully(self._stream)
+
     async def _read(self) -> None:
         self._wire.receive_data(await receive_or_lose(self._stream))
 
