@@ -78,6 +78,9 @@ class BootstrapServer:
         host: the address to listen on; None for all interfaces.
         room: awaited before each accept, to let a journal catch up.
         on_overloaded: told of each registered connection that had to be turned away.
+
+    Attributes:
+        registering: connections that have not registered yet.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class BootstrapServer:
         self._shutdown = shutdown
         self._config = config if config is not None else BootstrapServerConfig()
         self._room = room
-        self._registering = 0
+        self.registering = 0
         self._overload_reply_running = False
         self._queue, incoming = trio.open_memory_channel[BootstrapConnection](self._config.max_pending_connections)
         self._incoming: trio.MemoryReceiveChannel[BootstrapConnection] | None = incoming
@@ -144,8 +147,8 @@ class BootstrapServer:
             except OSError:  # out of descriptors, or the peer is gone: neither concerns the others
                 await trio.sleep(_PAUSE_AFTER_ACCEPT_ERROR_S)
                 continue
-            if self._registering < self._config.max_pending_connections:
-                self._registering += 1
+            if self.registering < self._config.max_pending_connections:
+                self.registering += 1
                 nursery.start_soon(self._register, stream)
             elif not self._overload_reply_running:
                 self._overload_reply_running = True
@@ -168,7 +171,7 @@ class BootstrapServer:
             except trio.BrokenResourceError:  # nobody takes connections any more
                 return
         finally:
-            self._registering -= 1
+            self.registering -= 1
             if not queued:
                 await trio.aclose_forcefully(stream)
 
