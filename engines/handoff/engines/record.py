@@ -106,7 +106,7 @@ class Recording:
     interrupted_by: Sequence[signal.Signals] = INTERRUPTING
     _clock: RunClock = field(init=False)
     _collector: Collector = field(init=False)
-    _cluster: LiveCluster = field(init=False)
+    cluster: LiveCluster = field(init=False)
     _ended: int = field(default=0, init=False)
     _at_once: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
@@ -133,7 +133,7 @@ class Recording:
 
     async def _run_in(self, nursery: trio.Nursery) -> None:
         records = LiveRecords(self._collector, self.scenario.prefill.block_size)
-        self._cluster = cluster = await start_cluster(
+        self.cluster = cluster = await start_cluster(
             nursery, self.scenario, self.workload, journal=self.journal, clock=self._clock, names=self.names,
             records=records, on_end=self._ended_one,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class Recording:
             async for number in signals:
                 if first:
                     first = False
-                    self._cluster.stop(signal.Signals(number).name)
+                    self.cluster.stop(signal.Signals(number).name)
                     self._at_once.deadline = self._clock.trio_time_s(self._clock.now_ms() + self.grace_s * 1000.0)
                     self._tell_progress()
                 else:
@@ -165,13 +165,13 @@ class Recording:
 
     def _tell_progress(self) -> None:
         if self.progress is not None:
-            stopping = self._cluster.stopped is not None
+            stopping = self.cluster.stopped is not None
             progress = RecordProgress(self._collector.num_requests, self._ended, self._clock.now_ms(), stopping)
             self.progress(progress)
 
     def _report(self) -> RecordReport:
         """Write the run's last row, and say how it went."""
-        cluster, at_ms = self._cluster, self._clock.now_ms()
+        cluster, at_ms = self.cluster, self._clock.now_ms()
         self._collector.close()
         inside = cluster.inside
         reason = cluster.stopped

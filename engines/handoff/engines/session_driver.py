@@ -77,7 +77,7 @@ from handoff.engines.wire_messages import Message
 from handoff.journal.coordinator import Outcome, failed
 from handoff.journal.port import ActorHandle, JournalFailed
 from handoff.journal.step import crashed
-from handoff.journal.terms import TimerName
+from handoff.journal.terms import TimerName, WireName
 from handoff.journal.vocabulary import ActionId, ActionName, FactName, Seq, Side
 
 INBOX_LIMIT = 32
@@ -317,8 +317,7 @@ class SessionDriver:
                 fired = DeadlineFired(value.name, value.generation)
                 self._inbox.arm(value.name, value.expires_ms, lambda: self._post(fired))
             case TimerSet():
-                ripe = TimerFired(value.name, value.generation)
-                self._inbox.arm(value.name, value.expires_ms, lambda: self._transfer_done(ripe))
+                self._start_transfer(value)
             case TimerCanceled():
                 self._inbox.disarm(value.name)
             case StopChildren():
@@ -357,7 +356,13 @@ class SessionDriver:
                 await self._outbox_filled.wait()
 
     async def _send(self, row: Seq, frame: WireSent) -> None:
-        copies, failure = await self._pass(InterceptionPoint.FRAME, frame.name)
+        failure = None
+        if frame.name is WireName.COMPLETE:
+            copies, failure = await self._pass(InterceptionPoint.ACTION, ActionName.COMPLETE)
+            if not copies:
+                return
+        if failure is None:
+            copies, failure = await self._pass(InterceptionPoint.FRAME, frame.name)
         try:
             if failure is not None:
                 raise TransportError(failure)
@@ -484,6 +489,31 @@ class SessionDriver:
                 self._children.start_soon(self.connection.cut)
             case _:
                 raise AssertionError(f"{do} strikes the thing, not the session")
+
+    def _start_transfer(self, timer: TimerSet) -> None:
+        """The transfer is to begin; without a data plane it is the time that it takes."""
+        ripe, expires_ms, copies = TimerFired(timer.name, timer.generation), timer.expires_ms, 1
+        struck = self._intercept(InterceptionPoint.ACTION, ActionName.START_TRANSFER)
+        match struck.do:
+            case FaultKind.DROP:
+                return
+            case FaultKind.FAIL:
+                self._post(TransportFailed(struck.message))
+                return
+            case FaultKind.DELAY:
+                expires_ms += struck.delay_ms
+            case FaultKind.DUPLICATE:
+                copies = 2
+            case FaultKind.PASS:
+                pass
+            case _:
+                self._strike(struck.do)
+
+        def end() -> None:
+            for _ in range(copies):
+                self._transfer_done(ripe)
+
+        self._inbox.arm(ripe.name, expires_ms, end)
 
     def _transfer_done(self, ripe: TimerFired) -> None:
         """The transfer's timer went off; this is where a data plane would report."""
