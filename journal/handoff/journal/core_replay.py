@@ -12,7 +12,7 @@ the two interleave, nor to effects that never came.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -26,12 +26,12 @@ from handoff.journal.coordinator import (
 )
 from handoff.journal.coordinator_actor import FactOffered, HandoffStarted, OutcomeOffered
 from handoff.journal.divergence import Divergence, DivergenceClass, FieldDifference, describe, readable, shape_of
-from handoff.journal.event import Event
+from handoff.journal.event import Event, payload_to_json
 from handoff.journal.event_source import EventSource, declared_actor
 from handoff.journal.replay_report import Findings, MutableTally, ReplayReport, RunEnding, Tier
 from handoff.journal.row_codec import UnreadableRow, decode, verdict_kinds
 from handoff.journal.terms import ActorKind, EndState, Kind
-from handoff.journal.vocabulary import ActionId, ActorId, HandoffId, HandoffOrder, OutcomeName, Seq, Verdict
+from handoff.journal.vocabulary import ActorId, HandoffId, HandoffOrder, OutcomeName, Seq, Verdict
 
 COORDINATOR_KINDS = frozenset(
     kind.value
@@ -76,7 +76,8 @@ class CoreReplay:
 
     source: EventSource
     on_row: Callable[[int], None] | None = None
-    _found: Findings = field(factory=lambda: Findings(Tier.CORE), init=False)
+    stop_after: int | None = None
+    _found: Findings = field(init=False)
     _tally: MutableTally = field(init=False)
     _folds: OrderedDict[int, _Fold] = field(factory=OrderedDict, init=False)
     _opened: dict[int, tuple[str, HandoffOrder | None]] = field(factory=dict, init=False)
@@ -84,6 +85,7 @@ class CoreReplay:
     _recent: dict[tuple[str, str | None, str | None], FactOffered] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._found = Findings(Tier.CORE, self.stop_after)
         self._tally = self._found.tally(ActorKind.COORDINATOR)
 
     def run(self) -> ReplayReport:
@@ -99,6 +101,8 @@ class CoreReplay:
                 self._declaration(event)
             if self.on_row is not None and found.rows % 1024 == 0:
                 self.on_row(event.seq)
+            if found.divergence_count and found.enough:
+                return found.report()
         for fold in self._folds.values():
             self._settle(fold)
         return found.report()
@@ -225,7 +229,7 @@ class CoreReplay:
     def _take(self, fold: _Fold, event: Event) -> Verdict:
         core = fold.core
         try:
-            if event.kind == "handoff_started":
+            if event.kind == "handoff_started" and event.payload_json is None:
                 actions = core.start()
             elif event.payload_json is None and event.outcome is not None and event.action_id is not None:
                 actions = core.on_outcome(event.action_id, _OUTCOMES[event.outcome])
@@ -329,9 +333,8 @@ def _named(owed: Action | CoordinatorError) -> str:
 def _effect_differences(owed: Action | CoordinatorError, event: Event) -> tuple[FieldDifference, ...]:
     """Where a recorded effect is another than the one that the coordinator gives."""
     if isinstance(owed, CoordinatorError):
-        expected: Mapping[str, Any] = {
-            "kind": Kind.COORDINATOR_ERROR.value, "payload.code": owed.code, "payload.message": str(owed)
-        }  # fmt: skip
+        columns: tuple[Any, ...] = (Kind.COORDINATOR_ERROR.value, None, None)
+        payload: dict[str, Any] = {"code": owed.code, "message": str(owed)}
     else:
         if (
             event.kind == "action_issued"
@@ -341,22 +344,24 @@ def _effect_differences(owed: Action | CoordinatorError, event: Event) -> tuple[
             and event.payload_json is None
         ):
             return ()
-        expected = {
-            "kind": Kind.ACTION_ISSUED.value, "name": owed.name.value, "action_id": ActionId(owed.id),
-            "payload.delay_ms": owed.delay_ms,
-        }  # fmt: skip
-    return tuple(
-        FieldDifference(name, item, actual)
-        for name, item in expected.items()
-        if (actual := _recorded(event, name)) != item
-    )
+        columns = (Kind.ACTION_ISSUED.value, owed.name.value, owed.id)
+        payload = {} if owed.delay_ms is None else {"delay_ms": owed.delay_ms}
+    recorded = (event.kind, event.name, event.action_id)
+    found = [
+        FieldDifference(name, expected, actual)
+        for name, expected, actual in zip(("kind", "name", "action_id"), columns, recorded, strict=True)
+        if expected != actual
+    ]
+    return (*found, *_payload_differences(payload, event))
 
 
-def _recorded(event: Event, name: str) -> Any:
-    column, _, key = name.partition(".")
-    if column != "payload":
-        return getattr(event, column)
+def _payload_differences(expected: Mapping[str, Any], event: Event) -> Iterator[FieldDifference]:
+    """Keys of the payload that differ; what an importer kept of another system under `extra` is no decision."""
     try:
-        return event.payload.get(key)
+        actual = event.payload
     except (ValueError, KeyError):
-        return event.payload_json
+        yield FieldDifference("payload", payload_to_json(expected), event.payload_json)
+        return
+    for name in dict.fromkeys((*expected, *actual)):
+        if expected.get(name) != actual.get(name) and name != "extra":
+            yield FieldDifference(f"payload.{name}", expected.get(name), actual.get(name))

@@ -13,7 +13,9 @@ After its first divergence an actor's machine is no witness any more: its later 
 whose machine is not in the table are recorded, not re-executed, and counted so.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from attrs import define, field
@@ -40,6 +42,7 @@ from handoff.journal.vocabulary import ActorId, Seq, Verdict
 
 _SESSIONS = frozenset({ActorKind.SOURCE_SESSION, ActorKind.DESTINATION_SESSION})
 _CAUSE_CHAIN = 16
+_NAMES_KEPT = 4096
 
 
 @define
@@ -49,8 +52,9 @@ class FullReplay:
     source: EventSource
     machines: Mapping[ActorKind, MachineFactory]
     on_row: Callable[[int], None] | None = None
+    stop_after: int | None = None
     machines_at_once: int = 8192
-    _found: Findings = field(factory=lambda: Findings(Tier.FULL), init=False)
+    _found: Findings = field(init=False)
     _seats: Seats = field(init=False)
     _values: RecentValues = field(factory=RecentValues, init=False)
     _handoffs: int = field(default=0, init=False)
@@ -59,38 +63,48 @@ class FullReplay:
     _run_rows: int = field(default=0, init=False)
     _run_handoffs: int = field(default=0, init=False)
     _open_sessions: dict[int, int] = field(factory=dict, init=False)
+    _ahead: deque[Event] = field(factory=deque, init=False)
+    _names: dict[int, str] = field(factory=dict, init=False)
     _crashed_handoffs: set[int] = field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._found = Findings(Tier.FULL, self.stop_after)
         self._seats = Seats(self.source, self.machines, self._catch_up, self.machines_at_once)
 
     def run(self) -> ReplayReport:
         """Read every row once, and re-execute every step."""
-        for group in self._groups():
+        for group in self._groups(self._checked()):
             head = group[0]
             if head.actor is None:
                 self._declaration(head)
             else:
                 self._step(group)
+            if self._found.enough:
+                break
         return self._found.report(tuple(self._open_sessions))
 
     # -- rows into groups -----------------------------------------------------------------------------
 
-    def _groups(self) -> Iterator[list[Event]]:
-        group: list[Event] = []
+    def _checked(self) -> Iterator[Event]:
         expected_seq = 1
         for event in self.source.events():
             if event.seq != expected_seq:
                 self._misnumbered(event, expected_seq)
             expected_seq = event.seq + 1
             self._count(event)
-            if group and event.grp == group[0].seq and event.actor is not None and group[0].actor is not None:
-                group.append(event)
-                continue
-            if group:
-                yield group
-            group = [event]
-        if group:
+            yield event
+
+    def _groups(self, events: Iterator[Event]) -> Iterator[list[Event]]:
+        """The rows group by group; `_ahead` holds the two rows after the group."""
+        ahead = self._ahead
+        ahead.extend(islice(events, 3))
+        while ahead:
+            group = [ahead.popleft()]
+            ahead.extend(islice(events, 1))
+            first = group[0]
+            while ahead and first.actor is not None and ahead[0].actor is not None and ahead[0].grp == first.seq:
+                group.append(ahead.popleft())
+                ahead.extend(islice(events, 1))
             yield group
 
     def _count(self, event: Event) -> None:
@@ -136,6 +150,7 @@ class FullReplay:
                 self._run_handoffs += 1
                 self._found.handoffs += 1
                 self._numbered(event, "handoff", self._handoffs, event.handoff)
+                self._name(self._handoffs, value.handoff_id)
             case Kind.ACTOR_STARTED:
                 assert declared is not None
                 self._actors += 1
@@ -150,6 +165,12 @@ class FullReplay:
             case _:
                 pass
 
+    def _name(self, handoff: int, name: str) -> None:
+        """Remember what a handoff is called until its actors are declared, which is soon."""
+        self._names[handoff] = name
+        if len(self._names) > _NAMES_KEPT:
+            del self._names[next(iter(self._names))]
+
     def _numbered(self, event: Event, what: str, expected: int, actual: int | None) -> None:
         if actual != expected:
             self._structure(
@@ -161,6 +182,12 @@ class FullReplay:
     def _actor_declared(self, event: Event, kind: ActorKind, declared: Any) -> None:
         tally = self._found.tally(kind)
         tally.actors += 1
+        named = self._names.get(event.handoff) if event.handoff is not None else None
+        claimed = declared.config.get("handoff_id", named)
+        if named is not None and claimed != named:
+            sentence = f"it is declared for handoff {named!r} and configured for {claimed!r}"
+            difference = FieldDifference("payload.config.handoff_id", named, claimed)
+            self._structure(event, sentence, differences=(difference,))
         try:
             seat = self._seats.take(declared)
         except Exception as error:  # noqa: BLE001 - a foreign configuration may raise anything
@@ -274,7 +301,7 @@ class FullReplay:
 
     def _input(self, seat: Seat, head: Event) -> Any:
         if head.verdict is None:
-            raise _Unfit(f"the step of {seat.name} begins with an effect", DivergenceClass.MISSING)
+            raise _Unfit(f"the step of {seat.name} begins with an effect", DivergenceClass.REORDERED)
         cause = None
         if head.cause is not None:
             cause = self._cause(head, head.cause)
@@ -322,6 +349,9 @@ class FullReplay:
 
     def _diverge(self, seat: Seat, group: Sequence[Event], difference: Difference, raised: Exception | None) -> None:
         seat.diverged = True
+        strayed = next((event for event in self._ahead if event.grp == group[0].seq), None)
+        if difference.kind is DivergenceClass.MISSING and strayed is not None:
+            difference = Difference(DivergenceClass.REORDERED, difference.expected, strayed)
         expected, actual = difference.expected, difference.actual
         row = actual or group[-1]
         before = [event.seq for event in group if event.seq < row.seq] if actual is not None else [row.seq]

@@ -30,6 +30,7 @@ def replay(
     machines: Mapping[ActorKind, MachineFactory] = MACHINES,
     *,
     on_row: Callable[[int], None] | None = None,
+    stop_after: int | None = None,
 ) -> ReplayReport:
     """Re-execute a journal and compare.
 
@@ -38,12 +39,13 @@ def replay(
         tier: how much of it is re-executed.
         machines: how each kind of actor is built; actors of other kinds are read, not re-executed (``full`` only).
         on_row: told the number of a row now and then, for a progress bar.
+        stop_after: so many divergences are enough; all are looked for by default.
 
     Returns:
         what was compared and where it diverged; `ReplayReport.agrees` is the short answer.
     """
     match tier:
         case Tier.CORE:
-            return CoreReplay(source, on_row).run()
+            return CoreReplay(source, on_row, stop_after).run()
         case Tier.FULL:
-            return FullReplay(source, machines, on_row).run()
+            return FullReplay(source, machines, on_row, stop_after).run()

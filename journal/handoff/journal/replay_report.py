@@ -103,6 +103,7 @@ class Findings:
     """Collects a report while a replay goes on."""
 
     tier: Tier
+    stop_after: int | None = None
     limit: int = 100
     last_seq: int = 0
     rows: int = 0
@@ -114,6 +115,11 @@ class Findings:
     divergences: list[Divergence] = field(factory=list)
     tallies: dict[ActorKind, MutableTally] = field(factory=dict)
     runs: dict[int, RunEnding] = field(factory=dict)
+
+    @property
+    def enough(self) -> bool:
+        """Whether nothing more needs to be found."""
+        return self.stop_after is not None and self.divergence_count >= self.stop_after
 
     def diverged(self, divergence: Divergence) -> None:
         """Add one divergence."""

@@ -11,6 +11,7 @@ them with the cause like everything else.
 """
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -183,7 +184,11 @@ def decode(event: Event, actor: ActorKind | None = None, cause: object | None = 
                 stored[column] = item
         if _HANDOFF in spec.types and event.handoff is not None:
             stored[_HANDOFF] = event.handoff
-        given = {name: getattr(cause, name) for name in spec.inherited if hasattr(cause, name)}
+        given = {
+            name: _as_declared(getattr(cause, name), spec.types[name])
+            for name in spec.inherited
+            if hasattr(cause, name)
+        }
         for name in given:
             stored.pop(name, None)
         own = {
@@ -193,6 +198,11 @@ def decode(event: Event, actor: ActorKind | None = None, cause: object | None = 
         return spec.cls(**own, **given)
     except Exception as error:
         raise UnreadableRow(event.seq, _readable(error)) from error
+
+
+def _as_declared(item: Any, declared: Any) -> Any:
+    """A word taken from the cause as a member of the input's own vocabulary; two vocabularies may share it."""
+    return converter.structure(item.value, declared) if isinstance(item, Enum) else item
 
 
 def inherits(kind: str, actor: ActorKind | None) -> frozenset[str]:
