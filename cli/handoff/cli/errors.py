@@ -2,42 +2,44 @@
 
 import sys
 
+FOUND = 1
 WRONG_USAGE = 2
 UNREADABLE = 3
 INTERRUPTED = 130
 
 
+_STATUS = {
+    "JournalUnreadable": UNREADABLE,
+    "JournalBusy": WRONG_USAGE,
+    "UnknownHandoff": WRONG_USAGE,
+    "AmbiguousHandoff": WRONG_USAGE,
+    "ScenarioError": WRONG_USAGE,
+    "TraceError": WRONG_USAGE,
+    "InvalidSetting": WRONG_USAGE,
+    "LinesUnreadable": WRONG_USAGE,
+    "NativeRefused": WRONG_USAGE,
+    "JournalFailed": FOUND,
+}
+"""Errors that a user can mend, by name: naming the classes would load what the command does not need."""
+
+
 def status_of(error: Exception) -> int:
     """Say what is wrong in one line, and give the status; errors that are ours are raised again."""
     name = type(error).__name__
-    match name:
-        case "Exit":
-            return int(getattr(error, "exit_code", 0))
-        case "Abort":
-            return INTERRUPTED
-        case "NoArgsIsHelpError":
-            print(getattr(error, "message", ""), file=sys.stderr)
-            return WRONG_USAGE
-        case "JournalUnreadable":
-            return complain(error, UNREADABLE)
-        case (
-            "UnknownHandoff"
-            | "AmbiguousHandoff"
-            | "ScenarioError"
-            | "TraceError"
-            | "WriterPresent"
-            | "JournalHeld"
-            | "LinesUnreadable"
-            | "NativeRefused"
-        ):
-            return complain(error, WRONG_USAGE)
-        case _ if hasattr(error, "format_message"):
-            usage = getattr(error, "ctx", None)
-            hint = f"; try: {usage.command_path} --help" if usage is not None else ""
-            print(f"error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
-            return WRONG_USAGE
-        case _:
-            raise error
+    if name in _STATUS:
+        return complain(error, _STATUS[name])
+    if name == "Exit":
+        return int(getattr(error, "exit_code", 0))
+    if name == "Abort":
+        return INTERRUPTED
+    if name == "NoArgsIsHelpError":
+        print(getattr(error, "message", ""), file=sys.stderr)
+        return WRONG_USAGE
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        hint = f"; try: {context.command_path} --help" if context is not None else ""
+        return complain(f"{error.format_message().rstrip('.')}{hint}")
+    raise error
 
 
 def complain(error: object, status: int = WRONG_USAGE) -> int:
