@@ -61,6 +61,10 @@ class TraceNames:
         self._interned: dict[tuple[int, object], int] = {}
         self._ids_are_names = False
 
+    def trust_ids(self) -> None:
+        """Use the trace's ids as names if the sizes agree; each id is known to follow always the same one."""
+        self._ids_are_names = self.trace_block_size == self.engine_block_size
+
     def adopt_ids(self, prompts: Iterable[Sequence[int]]) -> bool:
         """Use the trace's ids as names, if the sizes agree and each id always follows the same one.
 

@@ -157,7 +157,7 @@ class BlockPool:
     def _skip_outdated(self, keys: list[int], count: int) -> list[int]:
         """The first `count` keys of the queue that are not outdated, `keys` having been taken from its front."""
         outdated = self._outdated
-        found = []
+        found: list[int] = []
         self._queue.extendleft(reversed(keys))
         while len(found) < count:
             key = self._queue.popleft()

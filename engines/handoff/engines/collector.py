@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable
 
 from handoff.engines.engine_core import PressureRecord
+from handoff.engines.service_level import ServiceLevel
 from handoff.engines.simulated_request import SimulatedRequest
 from handoff.journal.vocabulary import RequestId, TerminalStatus
 
@@ -18,6 +19,7 @@ class Collector:
     Args:
         sink: takes each ended request, in order of arrival.
         keeps_requests: whether all requests are kept, for tests and small runs.
+        service_level: what makes a completed request good, or None.
 
     Attributes:
         requests: all requests in order of arrival, if kept.
@@ -26,8 +28,15 @@ class Collector:
     """
 
     def __init__(
-        self, sink: Callable[[SimulatedRequest], None] | None = None, *, keeps_requests: bool = False
+        self,
+        sink: Callable[[SimulatedRequest], None] | None = None,
+        *,
+        keeps_requests: bool = False,
+        service_level: ServiceLevel | None = None,
     ) -> None:
+        self.service_level = service_level
+        self.good_requests = 0
+        self.good_tokens = 0
         self._sink = sink
         self._keeps_requests = keeps_requests
         self.requests: list[SimulatedRequest] = []
@@ -47,8 +56,6 @@ class Collector:
         self.ttst_ms = array("d")
         self.tpot_ms = array("d")
         self.e2e_ms = array("d")
-        self.decode_span_ms = 0.0
-        self.gaps = 0
 
     def arrived(self, request: SimulatedRequest) -> None:
         """A request arrived."""
@@ -98,13 +105,15 @@ class Collector:
         assert terminal_ms is not None
         self.duration_ms = max(self.duration_ms, terminal_ms)
         first_ms, last_ms = request.first_token_ms, request.last_token_ms
+        if self.service_level is not None:
+            ttft_ms = None if first_ms is None else first_ms - request.arrival_ms
+            if self.service_level.is_met(ttft_ms, terminal_ms - request.arrival_ms, request.output_tokens):
+                self.good_requests += 1
+                self.good_tokens += request.output_tokens
         if first_ms is None or last_ms is None:
             return
         self.ttft_ms.append(first_ms - request.arrival_ms)
         self.e2e_ms.append(last_ms - request.arrival_ms)
         if request.second_token_ms is not None:
             self.ttst_ms.append(request.second_token_ms - first_ms)
-            span_ms = last_ms - first_ms
-            self.tpot_ms.append(span_ms / (request.output_tokens - 1))
-            self.decode_span_ms += span_ms
-            self.gaps += request.output_tokens - 1
+            self.tpot_ms.append((last_ms - first_ms) / (request.output_tokens - 1))

@@ -274,7 +274,8 @@ class KvRouter:
         prefill_tokens = 0
         if settings.router_track_prefill_tokens:
             prefill_tokens = prompt.prompt_tokens - min(overlap * size, prompt.prompt_tokens)
-        blocks, names = 0, ()
+        blocks = 0
+        names: tuple[int, ...] = ()
         if settings.router_track_active_blocks:
             blocks = prompt.prompt_tokens // size
             load.blocks += blocks

@@ -31,20 +31,33 @@ from attrs import define, field, frozen
 from handoff.engines.block_names import TraceNames
 from handoff.engines.collector import Collector
 from handoff.engines.engine_core import (
+    Blocked,
     DestinationReserved,
     EndKind,
     EngineError,
     EngineRequest,
+    ForwardPassMetrics,
     PassResult,
     RequestEnd,
 )
 from handoff.engines.engine_settings import EngineSettings
 from handoff.engines.kv_router import KvRouter, Placement, RoutedPrompt, decode_stage, prefill_stage
 from handoff.engines.offline_pool import OfflinePool, SimulatedWorker, WorkerState
+from handoff.engines.offline_scaling import (
+    LifecycleLog,
+    Planner,
+    PlannerSnapshot,
+    ScalingCause,
+    WorkerTransition,
+    grow,
+    pool_state,
+    settle_drained,
+    shrink,
+)
 from handoff.engines.scenario import KvRouterSettings, RouterMode
 from handoff.engines.seeded_stream import SeededStream, derived_uuid
 from handoff.engines.simulated_request import Admitted, Phase, Routing, SimulatedRequest
-from handoff.engines.traffic_window import TrafficWindow
+from handoff.engines.traffic_window import TrafficStats, TrafficWindow
 from handoff.engines.workload import Arrival, WorkloadSource
 from handoff.journal.coordinator import (
     ACCEPTED,
@@ -188,6 +201,7 @@ class OfflineRuntime:
         keeps_transitions: bool = False,
         capture_metrics: bool = False,
         observer: RuntimeObserver | None = None,
+        planner: Planner | None = None,
     ) -> None:
         if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0.0):
             raise ValueError(f"max_sim_time_ms = {max_sim_time_ms}: expected a finite number of at least 0")
@@ -198,6 +212,10 @@ class OfflineRuntime:
         self.collector = collector or Collector()
         self._max_sim_time_ms = max_sim_time_ms
         self._observer = observer
+        self._planner = planner
+        self._ticks = 0
+        self._idle_ticks = 0
+        self.lifecycle = LifecycleLog()
         self._keeps_transitions = keeps_transitions
         self._logs = keeps_transitions or observer is not None
         routers = self._routers(cluster, router_mode, kv_router or KvRouterSettings(), seed)
@@ -271,10 +289,13 @@ class OfflineRuntime:
             progress: called about every thousand timestamps.
         """
         self.drain_current_timestamp()
+        if self._planner is not None:
+            self._push_tick(self._planner.initial_tick_ms())
         visited = 0
         while not self.is_done:
             next_ms = self.next_timestamp()
-            if next_ms is None:
+            if next_ms is None or self._idle_ticks > _IDLE_TICKS:
+                self._idle_ticks = 0
                 self._resolve_stall()
                 continue
             if self._max_sim_time_ms is not None and next_ms > self._max_sim_time_ms:
@@ -353,15 +374,23 @@ class OfflineRuntime:
             self._remove_drained(prefill)
             self._remove_drained(decode)
             self._round += 1
-            events = self.events
-            if not (
-                (events and events[0][0] <= now_ms)
-                or self.pending
-                or prefill.has_candidates
-                or decode.has_candidates
-                or source.is_ready(now_ms)
-            ):
-                return
+            if self._is_settled(now_ms):
+                events = self.events
+                if not (events and events[0][0] <= now_ms and self._planner is not None):
+                    return
+                self._idle_ticks = self._idle_ticks + 1 if self._round == 1 else 0
+                self._tick(self._planner)
+
+    def _is_settled(self, now_ms: float) -> bool:
+        """Whether nothing more happens now, planner ticks aside."""
+        events = self.events
+        return not (
+            (events and events[0][0] <= now_ms and events[0][6] != _TICK)
+            or self.pending
+            or self.prefill.has_candidates
+            or self.decode.has_candidates
+            or self._source.is_ready(now_ms)
+        )
 
     # -- events ---------------------------------------------------------------------------------------
 
@@ -870,8 +899,140 @@ class OfflineRuntime:
         self._restless = []
 
     def _resolve_stall(self) -> None:
-        """Fail the first request that waits on the first engine where somebody does."""
-        raise NotImplementedError
+        """Fail the first request that waits on the first engine where somebody does, and let the run go on."""
+        pool_name, worker_id, request, reason = self._find_stalled()
+        waiting = tuple(other.request_id for other in self._requests.values() if other.counted_in_flight)
+        self.stalls.append(Stall(self.now_ms, pool_name, worker_id, request.request_id, reason, waiting))
+        request.set_status(TerminalStatus.FAILED, self.now_ms)
+        if request.failure is None:
+            request.failure = reason
+        if not request.coordinator.is_complete:
+            self._tell_fact(request, Fact(FactName.FAILED, request.handoff_id))
+        else:
+            self._drop_from_decode(request)
+        self.drain_current_timestamp()
+
+    def _find_stalled(self) -> tuple[str, int | None, SimulatedRequest, str]:
+        for pool in (self.prefill, self.decode):
+            for worker in pool.workers.values():
+                for blocked in worker.clock.core.blocked():
+                    request = self._requests[blocked.request_id]
+                    if request.status is None:
+                        return pool.name, worker.worker_id, request, _stall_reason(pool.name, worker, blocked)
+        for pool_name, waiting in (("prefill", self.waiting_prefill), ("decode", self.waiting_decode)):
+            for request, _ in waiting:
+                return pool_name, None, request, f"the {pool_name} pool has no active worker"
+        for request in self._requests.values():
+            if request.counted_in_flight:
+                return "prefill", None, request, "its router's queue is never let go"
+        raise AssertionError("the workload is not done, but no request is in flight")
+
+    def _drop_from_decode(self, request: SimulatedRequest) -> None:
+        """Take a request whose handoff is over out of its engine."""
+        worker = self._worker_of(self.decode, request.decode_worker)
+        if worker is not None:
+            self._touch(self.decode, worker)
+            tokens = worker.clock.core.token_times(request.request_id)
+            if tokens is not None:
+                request.take_tokens(tokens)
+            reply = worker.clock.core.cancel_request(request.request_id)
+            if reply.reserved is not None:
+                self._reserved(reply.reserved)
+        self._drop_booking(self.decode, request)
+        self._end_logically(request)
+
+    # -- scaling --------------------------------------------------------------------------------------
+
+    def apply_scaling(self, target_prefill: int, target_decode: int) -> None:
+        """Set the number of workers that are active or starting in each pool, now."""
+        self._scale(target_prefill, target_decode, ScalingCause.MANUAL_SCALE, None)
+
+    def _scale(self, target_prefill: int, target_decode: int, cause: ScalingCause, tick: int | None) -> None:
+        changes = []
+        for pool, target in ((self.prefill, target_prefill), (self.decode, target_decode)):
+            difference = target - pool_state(pool).non_draining
+            transitions: list[WorkerTransition] = []
+            if difference > 0:
+                workers, transitions = grow(pool, difference)
+                for worker in workers:
+                    self._started(pool, worker)
+            elif difference < 0:
+                transitions = shrink(pool, -difference)
+            changes.append((pool, transitions))
+        for pool, transitions in changes:
+            released = self._dispatch_released(pool)
+            self.lifecycle.add(self.now_ms, pool, cause, transitions, released, tick)
+
+    def _started(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
+        if worker.state is WorkerState.ACTIVE:
+            self._wake_waiting(pool)
+            return
+        ready_ms = self.now_ms + (pool.settings.startup_time or 0.0) * 1000.0
+        phase = self._round * _PHASES + _ACTIONS_PHASE
+        self._push(ready_ms, self.now_ms, phase, self._next_serial, _READY, (pool, worker))
+
+    def _wake_waiting(self, pool: OfflinePool) -> None:
+        """Actions that waited for a worker of the pool can be carried out."""
+        if pool is self.prefill:
+            self.pending.extend(self.waiting_prefill)
+            self.waiting_prefill = []
+        else:
+            self.pending.extend(self.waiting_decode)
+            self.waiting_decode = []
+
+    def _worker_is_ready(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
+        pool.activate(worker)
+        self._wake_waiting(pool)
+        transition = WorkerTransition(worker.worker_id, "worker_ready", WorkerState.STARTING, WorkerState.ACTIVE)
+        released = self._dispatch_released(pool)
+        self.lifecycle.add(self.now_ms, pool, ScalingCause.WORKER_READY_EVENT, [transition], released)
+
+    def _remove_drained(self, pool: OfflinePool) -> None:
+        if len(pool.active) < len(pool.workers):
+            self.lifecycle.add(self.now_ms, pool, ScalingCause.DRAIN_SETTLEMENT, settle_drained(pool))
+
+    def _tick(self, planner: Planner) -> None:
+        """The planner looks at a settled timestamp."""
+        heappop(self.events)
+        snapshot = PlannerSnapshot(
+            self._ticks,
+            self.now_ms,
+            pool_state(self.prefill),
+            pool_state(self.decode),
+            tuple(sorted(self.prefill.latest_metrics.items())),
+            tuple(sorted(self.decode.latest_metrics.items())),
+            self.traffic.drain(self.now_ms),
+        )
+        self.prefill.latest_metrics.clear()
+        self.decode.latest_metrics.clear()
+        decision = planner.on_tick(snapshot)
+        targets = [
+            pool_state(pool).non_draining if target is None else target
+            for pool, target in ((self.prefill, decision.target_prefill), (self.decode, decision.target_decode))
+        ]
+        self._scale(targets[0], targets[1], ScalingCause.PLANNER_SCALE, self._ticks)
+        self._ticks += 1
+        self._push_tick(decision.next_tick_ms)
+
+    def _push_tick(self, at_ms: float | None) -> None:
+        if at_ms is not None and at_ms > self.now_ms:
+            self._push(at_ms, self.now_ms, 0, self._next_serial, _TICK, (None, None))
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def state(self, request_id: RequestId) -> SimulatedRequest:
+        """A request in flight, or one that is over if the collector keeps requests."""
+        request = self._requests.get(request_id)
+        return self.collector.snapshot(request_id) if request is None else request
+
+    def drain_traffic(self) -> TrafficStats:
+        """The traffic since the last call or tick."""
+        return self.traffic.drain(self.now_ms)
+
+    def drain_metrics(self, pool: OfflinePool) -> list[tuple[int, ForwardPassMetrics]]:
+        """A pool's (worker, metrics) of every pass since the last call, in order; needs `capture_metrics`."""
+        metrics, pool.metrics = pool.metrics, []
+        return metrics
 
     def _log(self, name: str, request: SimulatedRequest | None) -> None:
         if not self._logs:
@@ -881,11 +1042,17 @@ class OfflineRuntime:
         if self._observer is not None:
             self._observer.transition(self.now_ms, name, request)
 
-    def _remove_drained(self, pool: OfflinePool) -> None:
-        pass
 
-    def _worker_is_ready(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
-        pass
+def _stall_reason(pool: str, worker: SimulatedWorker, blocked: Blocked) -> str:
+    holders = worker.clock.core.holders()
+    held = ", ".join(f"{holder.request_id} ({holder.state}, {holder.blocks})" for holder in holders[:_HOLDERS_SHOWN])
+    if len(holders) > _HOLDERS_SHOWN:
+        held += f" and {len(holders) - _HOLDERS_SHOWN} more"
+    lacking = f", {blocked.blocks_needed} more than can be had" if blocked.blocks_needed else ""
+    return f"{pool} worker {worker.worker_id}: waits for {blocked.waits_for}{lacking}; blocks are held by {held or 'nobody'}"
 
 
+_HOLDERS_SHOWN: Final = 8
+_IDLE_TICKS: Final = 1000
+"""So many planner ticks in a row without anything else, and requests in flight count as stalled."""
 _FOREVER_MS: Final = 1.7976931348623157e308

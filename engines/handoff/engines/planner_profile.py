@@ -43,6 +43,8 @@ class PlannerProfile:
 class ProfileDecodeTimes:
     """Decode durations by bilinear interpolation."""
 
+    depends_on_load_only = False
+
     def __init__(self, profile: PlannerProfile, speedup: float) -> None:
         self._profile = profile
         self._speedup = speedup

@@ -59,6 +59,7 @@ class TraceFormat(StrEnum):
     """How a trace file is written."""
 
     MOONCAKE = "mooncake"
+    MOONCAKE_DELTA = "mooncake-delta"
     VIDUR = "vidur"
     BAILIAN = "bailian"
 
@@ -238,6 +239,12 @@ class Workload:
     def __attrs_post_init__(self) -> None:
         either = (self.trace is None) != (self.synthetic is None)
         _require(either, "trace", self.trace, "a trace file or [workload.synthetic]")
+        _require(
+            self.trace_format is not TraceFormat.MOONCAKE_DELTA,
+            "trace_format",
+            self.trace_format.value,
+            "mooncake, vidur or bailian: mooncake-delta trace format is not supported for disaggregated replay",
+        )
         _require(self.trace_block_size >= 1, "trace_block_size", self.trace_block_size, "at least 1")
         _require(
             0.0 < self.arrival_speedup_ratio < float("inf"),

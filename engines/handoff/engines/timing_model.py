@@ -61,7 +61,13 @@ def quantized_ms(model_ms: float, speedup: float) -> float:
 
 
 class DecodeTimes(Protocol):
-    """Durations of decode steps."""
+    """Durations of decode steps.
+
+    Attributes:
+        depends_on_load_only: whether the batch's size makes no difference.
+    """
+
+    depends_on_load_only: bool
 
     def duration_ms(self, load_tokens: int, batch: int) -> float:
         """One step over `batch` requests whose sequences sum up to `load_tokens`; 0 for an empty batch."""
@@ -89,6 +95,8 @@ class TimingModel(Protocol):
 
 class PolynomialDecodeTimes:
     """Decode durations from the fitted quadratic, tabulated by load."""
+
+    depends_on_load_only = True
 
     def __init__(self, capacity_tokens: int, speedup: float) -> None:
         self.capacity_tokens = capacity_tokens

@@ -11,8 +11,8 @@ Waits outside of that pattern (a pass that also prefilled, a request back from p
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from handoff.engines.timing_model import DecodeTimes
 
@@ -62,35 +62,63 @@ class GapLog:
         """A wait of a completed request that no entry holds."""
         self._own[gap_ms] += 1
 
-    def weighted(self) -> Iterator[tuple[float, int]]:
-        """Every wait in ms with how often it was counted, grouped; in no useful order, but always in the same."""
-        yield from self._own.items()
-        by_batch: dict[int, dict[int, int]] = {}
+    def _fold(self, by_batch: dict[int, dict[int, int]], singles: dict[float, int]) -> None:
+        """Add the counted waits: runs as count changes by batch size and load, the rest by value."""
+        for gap_ms, count in self._own.items():
+            singles[gap_ms] += count
         weight = 0
+        marks = self._marks
         for index, load in enumerate(self._loads):
-            weight += self._marks.get(index, 0)
-            if weight == 0:
-                continue
-            if load == _SINGLE:
-                yield self._single_ms[self._batches[index]], weight
+            weight += marks.get(index, 0)
+            if not weight:
                 continue
             batch = self._batches[index]
-            ends = by_batch.setdefault(batch, defaultdict(int))
-            ends[load] += weight
-            ends[load + batch * self._passes[index]] -= weight
-        for batch, ends in by_batch.items():
-            yield from self._weighted_of_batch(batch, ends)
+            if load == _SINGLE:
+                singles[self._single_ms[batch]] += weight
+            else:
+                changes = by_batch[batch]
+                changes[load] += weight
+                changes[load + batch * self._passes[index]] -= weight
 
-    def _weighted_of_batch(self, batch: int, ends: dict[int, int]) -> Iterator[tuple[float, int]]:
-        """Counts for loads of one batch size: loads of a run lie `batch` apart, so each residue is summed alone."""
-        by_residue: dict[int, list[int]] = {}
-        for load in ends:
-            by_residue.setdefault(load % batch, []).append(load)
-        for loads in by_residue.values():
-            loads.sort()
-            counts = list(accumulate(map(ends.__getitem__, loads)))
-            for load, following, count in zip(loads, loads[1:], counts, strict=False):
-                if count:
-                    steps = (following - load) // batch
-                    for gap_ms in self.times.run_ms(load, batch, steps):
-                        yield gap_ms, count
+
+def counted_gaps(logs: Sequence[GapLog]) -> tuple[list[float], list[int]]:
+    """Every wait of the logs in ms, ascending and without repetition, and how often each was counted."""
+    by_batch: dict[int, dict[int, int]] = defaultdict(_counts)
+    counted: dict[float, int] = defaultdict(int)
+    for log in logs:
+        log._fold(by_batch, counted)
+    loads: dict[int, int] = defaultdict(int)
+    for batch, changes in by_batch.items():
+        times = logs[0].times
+        for load, steps, count in _stretches(batch, changes):
+            if times.depends_on_load_only:
+                for one in range(load, load + batch * steps, batch):
+                    loads[one] += count
+            else:
+                for gap_ms in times.run_ms(load, batch, steps):
+                    counted[gap_ms] += count
+    for load, count in loads.items():
+        counted[logs[0].times.duration_ms(load, 1)] += count
+    values = sorted(counted)
+    return values, [counted[value] for value in values]
+
+
+def _counts() -> dict[int, int]:
+    return defaultdict(int)
+
+
+def _stretches(batch: int, changes: dict[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Stretches of loads with equal counts: (first load, steps, count).
+
+    The loads of a run lie `batch` apart, so loads of each residue are swept by themselves.
+    """
+    by_residue: dict[int, list[int]] = defaultdict(list)
+    for load in changes:
+        by_residue[load % batch].append(load)
+    for loads in by_residue.values():
+        loads.sort()
+        count = 0
+        for load, following in pairwise(loads):
+            count += changes[load]
+            if count:
+                yield load, (following - load) // batch, count

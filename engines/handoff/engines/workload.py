@@ -66,12 +66,14 @@ class Session:
         session_id: its name.
         first_arrival_ms: when its first turn is ready, in trace mode.
         turns: in order, at least one.
+        number: its place in the file, which decides between turns that are ready at the same time.
         is_named: whether the trace names it; unnamed single turns are reported without a session.
     """
 
     session_id: str
     first_arrival_ms: float | None
     turns: Sequence[Turn]
+    number: int = 0
     is_named: bool = True
 
 
@@ -81,13 +83,11 @@ class Arrival(NamedTuple):
     Attributes:
         at_ms: its arrival time, at or before now.
         session: its session.
-        session_index: the session's number, from 0.
         turn_index: its number in the session, from 0.
     """
 
     at_ms: float
     session: Session
-    session_index: int
     turn_index: int
 
     @property
@@ -134,12 +134,12 @@ class SessionSource:
     """
 
     def __init__(self, sessions: Iterable[Session], max_in_flight: int | None = None, speedup_ratio: float = 1.0) -> None:
-        self._sessions: Iterator[tuple[int, Session]] = iter(enumerate(sessions))
+        self._sessions: Iterator[Session] = iter(sessions)
         self._by_time = max_in_flight is None
         self._speedup = speedup_ratio if self._by_time else 1.0
         self._ready: list[tuple[float, int, int, Session]] = []
         self._unfinished = 0
-        self._next: tuple[int, Session] | None = next(self._sessions, None)
+        self._next: Session | None = next(self._sessions, None)
         if max_in_flight is not None:
             for _ in range(max_in_flight):
                 self._start_next(0.0)
@@ -155,7 +155,7 @@ class SessionSource:
         """Whether a turn is ready."""
         if self._ready and self._ready[0][0] <= now_ms:
             return True
-        return self._by_time and self._next is not None and self._first_arrival(self._next[1]) <= now_ms
+        return self._by_time and self._next is not None and self._first_arrival(self._next) <= now_ms
 
     @property
     def is_drained(self) -> bool:
@@ -167,18 +167,18 @@ class SessionSource:
         ready = self._ready[0][0] if self._ready else None
         if not self._by_time or self._next is None:
             return ready
-        first = self._first_arrival(self._next[1])
+        first = self._first_arrival(self._next)
         return first if ready is None or first < ready else ready
 
     def take_ready(self, now_ms: float) -> list[Arrival]:
         """The turns that are ready."""
         if self._by_time:
-            while self._next is not None and self._first_arrival(self._next[1]) <= now_ms:
-                self._start_next(self._first_arrival(self._next[1]))
+            while self._next is not None and self._first_arrival(self._next) <= now_ms:
+                self._start_next(self._first_arrival(self._next))
         arrivals = []
         while self._ready and self._ready[0][0] <= now_ms:
-            at_ms, session_index, turn_index, session = heappop(self._ready)
-            arrivals.append(Arrival(at_ms if self._by_time else now_ms, session, session_index, turn_index))
+            at_ms, _, turn_index, session = heappop(self._ready)
+            arrivals.append(Arrival(at_ms if self._by_time else now_ms, session, turn_index))
         return arrivals
 
     def on_end(self, arrival: Arrival, status: TerminalStatus, now_ms: float) -> None:
@@ -187,7 +187,7 @@ class SessionSource:
         goes_on = status in (TerminalStatus.COMPLETED, TerminalStatus.REJECTED)
         if goes_on and following < len(arrival.session.turns):
             delay_ms = arrival.session.turns[following].delay_ms / self._speedup
-            heappush(self._ready, (now_ms + delay_ms, arrival.session_index, following, arrival.session))
+            heappush(self._ready, (now_ms + delay_ms, arrival.session.number, following, arrival.session))
             return
         self._unfinished -= 1
         if not self._by_time:
@@ -200,10 +200,10 @@ class SessionSource:
     def _start_next(self, ready_ms: float) -> None:
         if self._next is None:
             return
-        index, session = self._next
+        session = self._next
         self._next = next(self._sessions, None)
         self._unfinished += 1
-        heappush(self._ready, (ready_ms, index, 0, session))
+        heappush(self._ready, (ready_ms, session.number, 0, session))
 
 
 class RequestListSource:
@@ -251,7 +251,7 @@ class RequestListSource:
         while self.is_ready(now_ms):
             session = self._requests[self._next]
             at_ms = now_ms if self._max_in_flight is not None else session.first_arrival_ms or 0.0
-            arrivals.append(Arrival(at_ms, session, self._next, 0))
+            arrivals.append(Arrival(at_ms, session, 0))
             self._next += 1
             self._in_flight += 1
         return arrivals
@@ -272,6 +272,7 @@ def normalized(requests: Sequence[Session], speedup_ratio: float = 1.0) -> list[
             session.session_id,
             ((session.first_arrival_ms or 0.0) - start_ms) / speedup_ratio,
             session.turns,
+            session.number,
             session.is_named,
         )
         for session in ordered
