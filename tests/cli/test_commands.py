@@ -132,7 +132,9 @@ def test_why_cites_rows_that_exist_and_names_root_causes(call: Call, journal: Pa
     last = call("verify", journal, "--json").document["last_seq"]
     assert all(1 <= row <= last for finding in document["findings"] for row in finding["rows"])
     causes = {cause["code"] for cause in document["root_causes"]}
-    assert {"conflicting_outcome", "early_fact", "lost_outcome"} <= causes
+    assert {"conflicting_outcome", "lost_outcome", "healthy_decode_canceled"} <= causes
+    early = next(finding for finding in document["findings"] if finding["code"] == "early_fact")
+    assert document["findings"][early["consequence_of"]]["code"] == "lost_outcome"
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from handoff.cli.output import counted
-from handoff.journal.findings import Finding
+from handoff.journal.finding import Finding
 from handoff.journal.postmortem import PostMortem
 
 _CITATION = re.compile(r"\[#\d+\]")
 
 
-def why_view(examined: Sequence[PostMortem], total: int) -> RenderableType:
-    """Each post-mortem in turn, then how often each root cause came up."""
-    parts: list[RenderableType] = []
+def why_view(examined: Sequence[PostMortem], total: int, elsewhere: Sequence[Finding] = ()) -> RenderableType:
+    """What is wrong beside all handoffs, each post-mortem in turn, then how often each root cause came up."""
+    parts: list[RenderableType] = [_finding(finding, root=True) for finding in elsewhere]
     for postmortem in examined:
         parts += [_postmortem(postmortem), Text()]
     parts.append(_summary(examined, total))

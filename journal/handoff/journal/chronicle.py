@@ -173,10 +173,17 @@ class Chronicle:
             case Kind.ACTION_ISSUED if event.action_id is not None and event.name is not None:
                 record = ActionRecord(event.action_id, event.name, event.seq, event.at_ms)
                 self.actions[event.action_id] = record
+                self._begun_elsewhere()
             case Kind.COORDINATOR_ERROR:
                 self.refusals.append(event)
             case _ if event.verdict is not None:
                 self._fold(event)
+
+    def _begun_elsewhere(self) -> None:
+        """An observed coordinator was started by somebody else: its first action is the only sign of it."""
+        if self.core is None and self.order is not None:
+            self.core = Coordinator(HandoffId(self.handoff_id), self.order)
+            self.core.start()
 
     def _fold(self, event: Event) -> None:
         if self.core is None and self.order is not None:

@@ -19,6 +19,9 @@ from handoff.journal.line_survey import LineSurvey, StreamKey
 from handoff.journal.vocabulary import HandoffOrder, Side
 
 
+_TIMES = ("at_ms", "at_min_ms", "at_max_ms")
+
+
 @frozen
 class TimedLine:
     """A line with its place on the common clock.
@@ -53,13 +56,12 @@ class _Clock:
         at_ms = fields.get("at_ms")
         if type(at_ms) is float and self.is_plain and "at_min_ms" not in fields and "at_max_ms" not in fields:
             return TimedLine(line, at_ms, at_ms, at_ms)
-        at_ms, low, high = (fields.get(name) for name in ("at_ms", "at_min_ms", "at_max_ms"))
-        known = [item for item in (at_ms, low, high) if type(item) in (int, float)]
+        known = {name: float(fields[name]) for name in _TIMES if type(fields.get(name)) in (int, float)}
         if not known:
             return TimedLine(line, None, None, None)
-        at_ms = float(at_ms if type(at_ms) in (int, float) else sum(known) / len(known))
-        low = float(low if type(low) in (int, float) else at_ms) + self.low_ms
-        high = float(high if type(high) in (int, float) else at_ms) + self.high_ms + self.resolution_ms
+        at_ms = known.get("at_ms", sum(known.values()) / len(known))
+        low = known.get("at_min_ms", at_ms) + self.low_ms
+        high = known.get("at_max_ms", at_ms) + self.high_ms + self.resolution_ms
         return TimedLine(line, at_ms + self.offset_ms, low, high)
 
 

@@ -5,17 +5,21 @@ what struck first, who owned which cleanup and what came of it, and how does eac
 what is wrong; those that follow from no other are the root causes. A healthy handoff has no finding.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attrs import frozen
 
+from handoff.journal.case import NO_OBSERVERS, Case, case_of
 from handoff.journal.chronicle import Chronicle, Role, chronicles, text_of
 from handoff.journal.coordinator import Coordinator, Mode
 from handoff.journal.event import Event
 from handoff.journal.event_source import EventSource, HandoffDeclaration
-from handoff.journal.findings import Case, Finding, case_of, findings_of
+from handoff.journal.examination import Examination, examine
+from handoff.journal.finding import Finding
+from handoff.journal.findings import findings_in, link
 from handoff.journal.ledger import Asset, Holding, HoldingState
+from handoff.journal.row_order import Observers
 from handoff.journal.terms import EndState, Kind
 from handoff.journal.vocabulary import ActionName, HandoffOrder, OutcomeName, Side
 
@@ -72,25 +76,54 @@ class PostMortem:
         return tuple(finding for finding in self.findings if finding.consequence_of is None)
 
 
-def postmortem_of(chronicle: Chronicle) -> PostMortem:
-    """Examine one handoff."""
-    case = case_of(chronicle)
+def postmortem_of(
+    chronicle: Chronicle, observers: Observers = NO_OBSERVERS, findings: tuple[Finding, ...] | None = None
+) -> PostMortem:
+    """Examine one handoff.
+
+    Args:
+        chronicle: its rows.
+        observers: the sources of its journal.
+        findings: what is wrong with it where that is known already, from rules over several handoffs too.
+    """
+    case = case_of(chronicle, observers)
     return PostMortem(
         chronicle,
         phase_of(chronicle.core),
         tuple(_story(case)),
         tuple(_side_verdict(case, side) for side in Side),
-        findings_of(chronicle),
+        link(findings_in(case)) if findings is None else findings,
     )
 
 
-def why(source: EventSource, handoffs: Iterable[HandoffDeclaration] | None = None) -> Iterator[PostMortem]:
-    """Examine some handoffs of a journal, or all of them, one after the other.
+def why(
+    source: EventSource,
+    handoffs: Iterable[HandoffDeclaration] | None = None,
+    *,
+    on_row: Callable[[int], None] | None = None,
+) -> Iterator[PostMortem]:
+    """Examine a journal, and explain some of its handoffs, or all that are not plainly healthy.
 
-    Healthy handoffs are examined too and have no findings; the caller decides whether to show them.
+    The journal is examined whole in either case, since the cause of a handoff's failure may lie in another one.
+
+    Args:
+        source: the journal.
+        handoffs: which to explain, healthy or not.
+        on_row: told the number of a row now and then, for a progress bar.
     """
-    for chronicle in chronicles(source, source.handoffs() if handoffs is None else handoffs):
-        yield postmortem_of(chronicle)
+    chosen = None if handoffs is None else list(handoffs)
+    examined = examine(source, on_row=on_row, only=None if chosen is None else [each.number for each in chosen])
+    yield from explain(source, examined, chosen)
+
+
+def explain(
+    source: EventSource, examined: Examination, handoffs: Iterable[HandoffDeclaration] | None = None
+) -> Iterator[PostMortem]:
+    """The post-mortems of some handoffs of an examined journal, or of all that have findings, one after the other."""
+    involved = {name for finding in examined.findings for name in finding.handoffs}
+    chosen = (each for each in source.handoffs() if each.handoff_id in involved) if handoffs is None else handoffs
+    for chronicle in chronicles(source, chosen):
+        yield postmortem_of(chronicle, examined.observers, examined.about(chronicle.handoff_id))
 
 
 # -- how far it came ------------------------------------------------------------------------------------------------
@@ -259,14 +292,25 @@ def _holding_words(kv: list[Holding], cleanup: str) -> str:
 # -- as a document --------------------------------------------------------------------------------------------------
 
 
-def why_document(journal: str, examined: Iterable[PostMortem]) -> dict[str, Any]:
-    """Post-mortems as a JSON document (docs/schemas/why.schema.json); indices count over all findings."""
+def why_document(journal: str, examined: Iterable[PostMortem], elsewhere: Iterable[Finding] = ()) -> dict[str, Any]:
+    """Post-mortems as a JSON document (docs/schemas/why.schema.json); indices count over all findings.
+
+    Args:
+        journal: the journal's name.
+        examined: the post-mortems.
+        elsewhere: findings that are about no handoff.
+    """
     findings: list[dict[str, Any]] = []
+    places: dict[tuple[Any, ...], int] = {}
+    for finding in elsewhere:
+        _place(finding, places, findings)
     handoffs = []
     for postmortem in examined:
-        offset = len(findings)
-        findings.extend(_finding_document(finding, offset) for finding in postmortem.findings)
-        handoffs.append(_postmortem_document(postmortem, range(offset, len(findings))))
+        own = [_place(finding, places, findings) for finding in postmortem.findings]
+        for index, finding in zip(own, postmortem.findings, strict=True):
+            if finding.consequence_of is not None:
+                findings[index]["consequence_of"] = own[finding.consequence_of]
+        handoffs.append(_postmortem_document(postmortem, own))
     roots = [
         {"finding": index, "code": finding["code"], "handoffs": finding["handoffs"]}
         for index, finding in enumerate(findings)
@@ -281,20 +325,29 @@ def why_document(journal: str, examined: Iterable[PostMortem]) -> dict[str, Any]
     }
 
 
-def _finding_document(finding: Finding, offset: int) -> dict[str, Any]:
+def _place(finding: Finding, places: dict[tuple[Any, ...], int], findings: list[dict[str, Any]]) -> int:
+    """The index of a finding in the document; one that several handoffs share stands there once."""
+    key = (finding.code, finding.handoffs, finding.rows)
+    if key not in places:
+        places[key] = len(findings)
+        findings.append(_finding_document(finding))
+    return places[key]
+
+
+def _finding_document(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "certainty": finding.certainty.value,
         "handoffs": list(finding.handoffs),
         "rows": list(finding.rows),
         "fields": dict(finding.fields),
-        "consequence_of": None if finding.consequence_of is None else finding.consequence_of + offset,
+        "consequence_of": None,
         "would_settle": finding.would_settle,
         "sentence": finding.sentence,
     }
 
 
-def _postmortem_document(postmortem: PostMortem, findings: range) -> dict[str, Any]:
+def _postmortem_document(postmortem: PostMortem, findings: list[int]) -> dict[str, Any]:
     chronicle = postmortem.chronicle
     return {
         "handoff": chronicle.handoff_id,
@@ -307,7 +360,7 @@ def _postmortem_document(postmortem: PostMortem, findings: range) -> dict[str, A
         "completion": chronicle.completion,
         "story": list(postmortem.sentences),
         "sides": {side.side.value: _side_document(side) for side in postmortem.sides},
-        "findings": list(findings),
+        "findings": findings,
     }
 
 

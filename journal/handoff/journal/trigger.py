@@ -4,6 +4,7 @@ Many rows may tell of one failure: a deadline fires on one side, its goodbye rea
 trigger is the earliest row that told anybody, so everything later is a consequence of it or a failure of its own.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from attrs import frozen
@@ -154,7 +155,7 @@ def _failed(trigger: Trigger) -> str:
     return f"a failure of the handoff was observed{_why(trigger)}"
 
 
-_SENTENCES = {
+_SENTENCES: dict[Blow, Callable[[Trigger], str]] = {
     Blow.TIMEOUT: lambda t: f"the deadline of {_side(t)} passed",
     Blow.CANCELED: lambda t: f"{_side(t)} was told to cancel{_why(t)}",
     Blow.SHUTDOWN: lambda t: f"{_side(t)} was told to shut down",
