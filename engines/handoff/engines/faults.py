@@ -5,7 +5,7 @@ order of arrival) or every handoff. It strikes a handoff at most once. Each time
 from a stream that belongs to the run's seed, the fault, the handoff and the count of such things in it, so whether a
 fault strikes never depends on how handoffs interleave. If several faults fit, the first of the file strikes.
 
-An outcome is named by the action that it answers. A fault may also name the outcome itself (``outcome:noop``).
+An outcome is named by the action that it answers.
 
 Each strike leaves a `fault` row before the rows of what comes of it. Those rows are for people: no reader needs them
 to find out what happened.
@@ -60,6 +60,12 @@ class FaultPlan:
                 self._struck.add(key)
                 return fault
         return None
+
+    @property
+    def never_struck(self) -> tuple[str, ...]:
+        """Faults that have struck nothing, as the scenario writes them."""
+        struck = {index for index, _ordinal in self._struck}
+        return tuple(f"{fault.on} {fault.do}" for index, fault in enumerate(self.faults) if index not in struck)
 
 
 @define

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -22,9 +23,11 @@ from handoff.engines.conductor_rows import RequestEnded
 from handoff.engines.live_cluster import LiveCluster
 from handoff.engines.live_records import LiveRecords
 from handoff.engines.scenario import Scenario
+from handoff.engines.scenario_workload import load_workload
 from handoff.engines.simulated_request import SimulatedRequest
 from handoff.engines.workload import Turn, WorkloadSource
 from handoff.journal.durable_journal import Journal
+from handoff.journal.receipt import Durability
 from handoff.journal.terms import EndState
 from handoff.journal.vocabulary import TerminalStatus
 
@@ -59,6 +62,7 @@ class RecordReport:
         statuses: how many requests ended how.
         handoffs: handoffs that were opened.
         inside: for each worker that handoffs were still inside at the end, their numbers.
+        never_struck: faults of the scenario that struck nothing, as written.
         rows: rows of the run.
         duration_ms: how long it took.
         collector: the figures of all requests, for a summary.
@@ -70,6 +74,7 @@ class RecordReport:
     statuses: Mapping[TerminalStatus, int]
     handoffs: int
     inside: tuple[tuple[str, tuple[int, ...]], ...]
+    never_struck: tuple[str, ...]
     rows: int
     duration_ms: float
     collector: Collector
@@ -183,11 +188,50 @@ class Recording:
         last = self.journal.end_run(state, at_ms, reason)
         opened = self._collector.num_requests
         return RecordReport(
-            self.scenario.name, state, reason, dict(self._collector.statuses), opened, inside, last - first + 1,
+            self.scenario.name, state, reason, dict(self._collector.statuses), opened, inside,
+            cluster.faults.plan.never_struck, last - first + 1,
             at_ms, self._collector,
         )  # fmt: skip
 
 
-async def _record_file(recording: Recording, journal: Journal) -> RecordReport:
+def record_scenario(
+    scenario: Scenario,
+    journal_path: Path | str,
+    *,
+    durability: Durability = Durability.FULL,
+    grace_s: float = DEFAULT_GRACE_S,
+    report_durable_fd: int | None = None,
+    sink: Callable[[SimulatedRequest], None] | None = None,
+    progress: Callable[[RecordProgress], None] | None = None,
+) -> RecordReport:
+    """Record a scenario into a journal file, from the main thread of a program that is not in Trio.
+
+    SIGINT and SIGTERM stop the run, see the module.
+
+    Args:
+        scenario: what to run, see `load_scenario`.
+        journal_path: a new file, or a journal that gets a further run.
+        durability: what a durable row has to survive.
+        grace_s: how long cleanup may take after the first signal, in s.
+        report_durable_fd: a file descriptor to write the number of each durable row to, a line each.
+        sink: takes each ended request, in order of arrival.
+        progress: called whenever a request arrives or ends.
+
+    Raises:
+        TraceError: the scenario's trace cannot be read or used.
+        JournalFailed: the journal could not be written any more; handoffs were cleaned up all the same.
+        JournalBusy, JournalUnreadable, OSError: the file cannot be written to, or a server could not listen.
+    """
+    workload = load_workload(scenario)
+    journal = Journal.create(journal_path, durability=durability)
+    if report_durable_fd is not None:
+        journal.report_durable(report_durable_fd)
+    recording = Recording(
+        scenario, journal, workload.source, workload.names, workload.trace_digest, grace_s, sink, progress
+    )
+    return trio.run(_record_and_close, recording, journal)
+
+
+async def _record_and_close(recording: Recording, journal: Journal) -> RecordReport:
     async with journal:
         return await recording.run()
