@@ -8,6 +8,7 @@ from handoff.cli.output import counted
 from handoff.journal.chronicle import Chronicle
 from handoff.journal.ladder import Lane, Rung, Weight, ladder_of
 
+_WIRE_WIDTH = 38
 _STYLES = {
     Weight.QUIET: "dim",
     Weight.PLAIN: "",
@@ -25,7 +26,7 @@ def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableTy
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("row", justify="right", style="cyan", no_wrap=True)
     table.add_column("source", ratio=5)
-    table.add_column("wire", justify="center", ratio=4, no_wrap=True, overflow="ellipsis")
+    table.add_column("wire", justify="center", width=_WIRE_WIDTH)
     table.add_column("destination", ratio=5)
     last_ms: float | None = None
     for rung in rungs:
@@ -71,11 +72,16 @@ def _lanes(rung: Rung) -> tuple[Text, Text, Text]:
 
 
 def _arrow(rung: Rung) -> Text:
-    style = "blue" if rung.weight is not Weight.TROUBLE else "bold red"
+    """A frame on its way: a hollow head where it was sent, a full one where it arrived."""
     sent = rung.event.kind == "wire_sent"
-    if rung.rightwards:
-        return Text(f"{rung.wire} ──▷" if sent else f"──▶ {rung.wire}", style=style)
-    return Text(f"◁── {rung.wire}" if sent else f"{rung.wire} ◀──", style=style)
+    line = "─" * max(1, _WIRE_WIDTH - len(rung.wire or "") - 5)
+    shape = {
+        (True, True): f"─ {rung.wire} {line}▷",
+        (True, False): f"{line} {rung.wire} ─▶",
+        (False, True): f"◁{line} {rung.wire} ─",
+        (False, False): f"◀─ {rung.wire} {line}",
+    }[rung.rightwards, sent]
+    return Text(shape, style="bold red" if rung.weight is Weight.TROUBLE else "blue")
 
 
 def _blocks(blocks: tuple[int, ...]) -> str:

@@ -207,6 +207,8 @@ def _phrase(event: Event, content: Mapping[str, Any]) -> str:
             mapped = content.get("mapped")
             taken = "" if mapped in (None, event.outcome) else f", taken as {mapped}"
             return f"engine answers {name}: {event.outcome}{taken}"
+        case Kind.SESSION_ENDED if event.is_input:
+            return f"rendezvous hears that its session ended: {name}"
         case Kind.SESSION_ENDED:
             return f"session ends: {name}"
         case Kind.RESOURCE:
