@@ -16,6 +16,8 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 
+from handoff.engines.workload import Turn
+
 _WORD = struct.Struct("<Q")
 _NO_PARENT = 0
 _INDEX_ROOM = 1 << 24
@@ -83,6 +85,10 @@ class TraceNames:
                 return False
         self._ids_are_names = True
         return True
+
+    def of_turn(self, turn: Turn) -> Sequence[int]:
+        """The names of the complete engine blocks of a turn's prompt."""
+        return self.names(turn.blocks, turn.prompt_tokens)
 
     def names(self, trace_blocks: Sequence[int], prompt_tokens: int) -> Sequence[int]:
         """The names of the complete engine blocks of a prompt.

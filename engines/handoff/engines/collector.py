@@ -99,7 +99,8 @@ class Collector:
         self.completed += 1
         self.input_tokens += request.input_tokens
         self.output_tokens += request.output_tokens
-        self.reused_tokens += request.reused
+        # The ratio takes a request's largest reuse anywhere, also that of a readmission on its decode worker.
+        self.reused_tokens += max(request.reused, request.decode_reused or 0)
         self.first_reused_tokens += request.admissions[0].reused_tokens
         terminal_ms = request.terminal_ms
         assert terminal_ms is not None

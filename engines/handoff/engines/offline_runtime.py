@@ -22,13 +22,12 @@ goes on. The deployed simulator aborts there, or loops.
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol, assert_never
 
 from attrs import define, field, frozen
 
-from handoff.engines.block_names import TraceNames
 from handoff.engines.collector import Collector
 from handoff.engines.engine_core import (
     Blocked,
@@ -58,7 +57,7 @@ from handoff.engines.scenario import KvRouterSettings, RouterMode
 from handoff.engines.seeded_stream import SeededStream, derived_uuid
 from handoff.engines.simulated_request import Admitted, Phase, Routing, SimulatedRequest
 from handoff.engines.traffic_window import TrafficStats, TrafficWindow
-from handoff.engines.workload import Arrival, WorkloadSource
+from handoff.engines.workload import Arrival, Turn, WorkloadSource
 from handoff.journal.coordinator import (
     ACCEPTED,
     APPLIED,
@@ -68,6 +67,7 @@ from handoff.journal.coordinator import (
     Action,
     Coordinator,
     Fact,
+    Mode,
     Outcome,
     failed,
 )
@@ -84,7 +84,8 @@ from handoff.journal.vocabulary import (
 _PASS: Final = 0
 _READY: Final = 1
 _TRANSFER: Final = 2
-_TICK: Final = 3
+_LATER: Final = 3
+_TICK: Final = 4
 
 _ACTIONS_PHASE: Final = 0
 _PREFILL_PHASE: Final = 1
@@ -170,7 +171,7 @@ class OfflineRuntime:
     Args:
         cluster: the pools.
         source: the workload.
-        names: derives block names from the workload's block ids.
+        names: names of the complete blocks of a turn's prompt, in the engines' block size.
         router_mode, kv_router: how requests are spread.
         seed: of the run; ids and ties follow from it.
         collector: takes requests that have ended.
@@ -191,7 +192,7 @@ class OfflineRuntime:
         self,
         cluster: DisaggregatedCluster,
         source: WorkloadSource,
-        names: TraceNames,
+        names: Callable[[Turn], Sequence[int]],
         *,
         router_mode: RouterMode = RouterMode.ROUND_ROBIN,
         kv_router: KvRouterSettings | None = None,
@@ -282,11 +283,14 @@ class OfflineRuntime:
 
     # -- the clock ------------------------------------------------------------------------------------
 
-    def run(self, progress: Callable[["OfflineRuntime"], None] | None = None) -> None:
+    def run(self, watch: Callable[["OfflineRuntime"], bool] | None = None) -> bool:
         """Run to the end of the workload, or to the cap.
 
         Args:
-            progress: called about every thousand timestamps.
+            watch: called now and then; returns False to stop the run.
+
+        Returns:
+            False if `watch` stopped it.
         """
         self.drain_current_timestamp()
         if self._planner is not None:
@@ -299,12 +303,13 @@ class OfflineRuntime:
                 self._resolve_stall()
                 continue
             if self._max_sim_time_ms is not None and next_ms > self._max_sim_time_ms:
-                return
+                return True
             self.advance_now(next_ms)
             self.drain_current_timestamp()
             visited += 1
-            if progress is not None and visited % 1024 == 0:
-                progress(self)
+            if watch is not None and visited % _WATCH_EVERY == 0 and not watch(self):
+                return False
+        return True
 
     @property
     def is_done(self) -> bool:
@@ -404,7 +409,7 @@ class OfflineRuntime:
         kind, payload = event[6], event[7]
         if kind == _PASS:
             return bool(payload[1].serial != event[5])
-        if kind == _TRANSFER:
+        if kind in (_TRANSFER, _LATER):
             return bool(payload[0].is_retired)
         if kind == _READY:
             return bool(payload[1].state is not WorkerState.STARTING)
@@ -418,7 +423,7 @@ class OfflineRuntime:
     def _apply_due_events(self, now_ms: float) -> None:
         """Each kind in turn, as long as it is on top."""
         events = self.events
-        for kind in (_PASS, _READY, _TRANSFER):
+        for kind in (_PASS, _READY, _TRANSFER, _LATER):
             while events and events[0][0] <= now_ms:
                 event = events[0]
                 if self._is_stale(event):
@@ -432,6 +437,8 @@ class OfflineRuntime:
                     self._finish_pass(first, second)
                 elif kind == _READY:
                     self._worker_is_ready(first, second)
+                elif kind == _LATER:
+                    second()
                 else:
                     self._tell_fact(first, Fact(FactName.TRANSFER_COMPLETED, first.handoff_id))
 
@@ -556,7 +563,7 @@ class OfflineRuntime:
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is already in flight")
         engine_request = EngineRequest(
-            request_id, turn.prompt_tokens, turn.output_tokens, self._names.names(turn.blocks, turn.prompt_tokens)
+            request_id, turn.prompt_tokens, turn.output_tokens, self._names(turn)
         )
         handoff_id = HandoffId(derived_uuid(self._seed, "handoff", number))
         coordinator = Coordinator(handoff_id, self._order)
@@ -770,13 +777,7 @@ class OfflineRuntime:
                 self._dispatch_released(self.prefill)
             return
         request.set_status(TerminalStatus.CANCELED, self.now_ms)
-        self._drop_booking(self.prefill, request)
-        self._drop_booking(self.decode, request)
-        self._forget_actions(request)
-        if request.counted_in_flight:
-            self._end_logically(request)
-        else:
-            self._retire(request)
+        self._abandon(request)
 
     def _forget_actions(self, request: SimulatedRequest) -> None:
         """An ended request has no actions left."""
@@ -901,16 +902,47 @@ class OfflineRuntime:
     def _resolve_stall(self) -> None:
         """Fail the first request that waits on the first engine where somebody does, and let the run go on."""
         pool_name, worker_id, request, reason = self._find_stalled()
-        waiting = tuple(other.request_id for other in self._requests.values() if other.counted_in_flight)
+        waiting = tuple(other.request_id for other in self._requests.values())
         self.stalls.append(Stall(self.now_ms, pool_name, worker_id, request.request_id, reason, waiting))
         request.set_status(TerminalStatus.FAILED, self.now_ms)
         if request.failure is None:
             request.failure = reason
-        if not request.coordinator.is_complete:
-            self._tell_fact(request, Fact(FactName.FAILED, request.handoff_id))
-        else:
-            self._drop_from_decode(request)
+        match request.coordinator.mode:
+            case Mode.ACTIVE:
+                self._tell_fact(request, Fact(FactName.FAILED, request.handoff_id))
+            case Mode.CLEANING_UP:
+                self._give_up_handoff(request)
+            case Mode.COMPLETE:
+                self._drop_from_decode(request)
         self.drain_current_timestamp()
+
+    def _give_up_handoff(self, request: SimulatedRequest) -> None:
+        """A cleanup that is never answered is carried out all the same, and the handoff forgotten."""
+        for pool, worker_id in ((self.prefill, request.prefill_worker), (self.decode, request.decode_worker)):
+            worker = self._worker_of(pool, worker_id)
+            if worker is None:
+                continue
+            self._touch(pool, worker)
+            core = worker.clock.core
+            is_prefill = pool is self.prefill
+            cancel = core.cancel_source if is_prefill else core.cancel_destination
+            reply = cancel(request.handoff_id)
+            if is_prefill:
+                self._feed_command_events(worker)
+            if reply.reserved is not None:
+                self._reserved(reply.reserved)
+        request.handoff_is_over = True
+        self._abandon(request)
+
+    def _abandon(self, request: SimulatedRequest) -> None:
+        """A handoff that did not succeed is over: its bookings and actions go, and the request with them."""
+        self._drop_booking(self.prefill, request)
+        self._drop_booking(self.decode, request)
+        self._forget_actions(request)
+        if request.counted_in_flight:
+            self._end_logically(request)
+        else:
+            self._retire(request)
 
     def _find_stalled(self) -> tuple[str, int | None, SimulatedRequest, str]:
         for pool in (self.prefill, self.decode):
@@ -923,8 +955,9 @@ class OfflineRuntime:
             for request, _ in waiting:
                 return pool_name, None, request, f"the {pool_name} pool has no active worker"
         for request in self._requests.values():
-            if request.counted_in_flight:
-                return "prefill", None, request, "its router's queue is never let go"
+            unanswered = [name for _, name in request.coordinator.unanswered()]
+            awaited = f"the answer to {unanswered[0]}" if unanswered else "a fact that never came"
+            return "prefill", None, request, f"its handoff waits for {awaited}"
         raise AssertionError("the workload is not done, but no request is in flight")
 
     def _drop_from_decode(self, request: SimulatedRequest) -> None:
@@ -1014,6 +1047,11 @@ class OfflineRuntime:
         self._ticks += 1
         self._push_tick(decision.next_tick_ms)
 
+    def _later(self, delay_ms: float, request: SimulatedRequest, what: Callable[[], None]) -> None:
+        """Do something for a request after a delay, unless it is over by then."""
+        phase = self._round * _PHASES + _ACTIONS_PHASE
+        self._push(self.now_ms + delay_ms, self.now_ms, phase, self._next_serial, _LATER, (request, what))
+
     def _push_tick(self, at_ms: float | None) -> None:
         if at_ms is not None and at_ms > self.now_ms:
             self._push(at_ms, self.now_ms, 0, self._next_serial, _TICK, (None, None))
@@ -1053,6 +1091,7 @@ def _stall_reason(pool: str, worker: SimulatedWorker, blocked: Blocked) -> str:
 
 
 _HOLDERS_SHOWN: Final = 8
+_WATCH_EVERY: Final = 256
 _IDLE_TICKS: Final = 1000
 """So many planner ticks in a row without anything else, and requests in flight count as stalled."""
 _FOREVER_MS: Final = 1.7976931348623157e308

@@ -1,7 +1,7 @@
 """A scenario's requests: its trace, or a synthetic workload, as a source of turns with names for their blocks."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from attrs import frozen
 
@@ -22,39 +22,40 @@ class LoadedWorkload:
         source: releases turns, by time or by concurrency.
         names: names of the complete blocks of a turn's prompt, in the engines' block size.
         trace_digest: hex SHA-256 of the trace file, None for a synthetic workload.
-        requests: how many turns there are, None where they are not counted beforehand.
+        requests: how many turns there are.
     """
 
     source: SessionSource
     names: Callable[[Turn], Sequence[int]]
     trace_digest: str | None
-    requests: int | None
+    requests: int
 
 
 def load_workload(scenario: Scenario) -> LoadedWorkload:
-    """Read a scenario's trace, or make its synthetic workload.
+    """Read a scenario's trace, or prepare its synthetic workload, whose sessions are made as they are needed.
 
     Raises:
         TraceError: the trace cannot be read or used.
     """
-    workload = scenario.workload
-    namer = TraceNames(_trace_block_size(scenario), scenario.prefill.block_size)
-    if workload.synthetic is not None:
-        namer.trust_ids()
-        sessions: Sequence[Session] = list(synthetic_sessions(workload.synthetic, scenario.prefill.block_size))
+    workload, block_size = scenario.workload, scenario.prefill.block_size
+    path = scenario.trace_path
+    if path is None:
+        assert workload.synthetic is not None
+        # Made-up blocks are the engines' own.
+        names = TraceNames(block_size, block_size)
+        names.trust_ids()
+        sessions: Iterable[Session] = synthetic_sessions(workload.synthetic, block_size)
+        requests = workload.synthetic.request_count * workload.synthetic.turns_per_session
         digest = None
     else:
-        path = scenario.trace_path
-        assert path is not None
-        sessions = transformed(_trace(scenario), workload.transform, scenario.seed)
-        namer.adopt_ids(turn.blocks for session in sessions for turn in session.turns)
+        listed = transformed(_trace(scenario), workload.transform, scenario.seed)
+        names = TraceNames(workload.trace_block_size, block_size)
+        names.adopt_ids(turn.blocks for session in listed for turn in session.turns)
+        sessions = listed
+        requests = sum(len(session.turns) for session in listed)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     source = SessionSource(sessions, workload.concurrency, workload.arrival_speedup_ratio)
-
-    def names(turn: Turn) -> Sequence[int]:
-        return namer.names(turn.blocks, turn.prompt_tokens)
-
-    return LoadedWorkload(source, names, digest, sum(len(session.turns) for session in sessions))
+    return LoadedWorkload(source, names.of_turn, digest, requests)
 
 
 def _trace(scenario: Scenario) -> Sequence[Session]:
@@ -68,10 +69,5 @@ def _trace(scenario: Scenario) -> Sequence[Session]:
             return load_csv(path, workload.trace_block_size, limit=workload.limit)
         case TraceFormat.BAILIAN:
             return load_bailian(path, workload.trace_block_size, limit=workload.limit)
-
-
-def _trace_block_size(scenario: Scenario) -> int:
-    """A synthetic workload's blocks are the engines' own."""
-    if scenario.workload.synthetic is not None:
-        return scenario.prefill.block_size
-    return scenario.workload.trace_block_size
+        case TraceFormat.MOONCAKE_DELTA:
+            raise AssertionError("a scenario refuses this format")
