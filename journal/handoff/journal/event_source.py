@@ -114,6 +114,14 @@ class EventSource(Protocol):
         """The handoffs, of one run or all, in the order of their numbers."""
         ...
 
+    def handoff(self, number: int) -> HandoffDeclaration:
+        """One handoff's declaration.
+
+        Raises:
+            LookupError: there is no such handoff.
+        """
+        ...
+
 
 @frozen
 class DeclaredHandoff:
@@ -196,6 +204,13 @@ class EventList:
         for event in self.events(kinds={Kind.HANDOFF_OPENED.value}, run=run):
             assert event.handoff is not None
             yield DeclaredHandoff(event.handoff, event.run, decode(event))
+
+    def handoff(self, number: int) -> DeclaredHandoff:
+        """See `EventSource`."""
+        for declared in self.handoffs():
+            if declared.number == number:
+                return declared
+        raise LookupError(f"no row opens handoff {number}")
 
     def event(self, seq: int) -> Event:
         """See `EventSource`."""

@@ -5,15 +5,14 @@ suspect is examined by itself; the rules over several handoffs look at what was 
 share handoffs become incidents with one root cause each.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import Factory, frozen
 
 from handoff.journal.brief import brief_of
 from handoff.journal.case import Case, case_of
 from handoff.journal.chronicle import chronicles
-from handoff.journal.event import Event
-from handoff.journal.event_source import EventSource, HandoffDeclaration
+from handoff.journal.event_source import EventSource
 from handoff.journal.finding import Finding
 from handoff.journal.findings import findings_in, link
 from handoff.journal.fleet import Fleet
@@ -28,12 +27,12 @@ class Examination:
 
     Attributes:
         findings: all of them, each pointing to its incident's root cause.
-        suspects: numbers of the handoffs that were examined.
+        involved: by number the names of the handoffs that were examined or that a finding names.
         observers: the journal's sources, and what they could show.
     """
 
     findings: tuple[Finding, ...]
-    suspects: tuple[int, ...] = Factory(tuple)
+    involved: Mapping[int, str] = Factory(dict)
     observers: Observers = Factory(Observers)
 
     @property
@@ -75,7 +74,7 @@ def examine(
         only: numbers of handoffs that are examined even if they look healthy.
     """
     screen = Screen()
-    screen.take_all(source.events() if on_row is None else _counted(source.events(), on_row))
+    screen.take_all(source, on_row)
     suspects = sorted({*screen.suspects(), *(only or ())})
     observers = observers_of(source)
     briefs = {}
@@ -84,8 +83,10 @@ def examine(
         found = findings_in(case)
         findings.extend(found)
         briefs[case.chronicle.number] = brief_of(case, found)
-    between = list(Fleet(source, briefs).findings())
-    return Examination(link(_without_mere_ends(between, findings)), tuple(suspects), observers)
+    fleet = Fleet(source, briefs)
+    between = list(fleet.findings())
+    involved = {**fleet.others, **{number: briefs[number].name for number in suspects}}
+    return Examination(link(_without_mere_ends(between, findings)), involved, observers)
 
 
 def observers_of(source: EventSource) -> Observers:
@@ -93,15 +94,10 @@ def observers_of(source: EventSource) -> Observers:
     return Observers.of(source.events(kinds=(Kind.SOURCE_DECLARED.value,)))
 
 
-def cases(source: EventSource, numbers: Collection[int], observers: Observers) -> Iterator[Case]:
+def cases(source: EventSource, numbers: Iterable[int], observers: Observers) -> Iterator[Case]:
     """Prepare some handoffs for the rules, one after the other."""
-    wanted = set(numbers)
-    for chronicle in chronicles(source, _declared(source, wanted)):
+    for chronicle in chronicles(source, map(source.handoff, numbers)):
         yield case_of(chronicle, observers)
-
-
-def _declared(source: EventSource, wanted: set[int]) -> Iterator[HandoffDeclaration]:
-    return (declaration for declaration in source.handoffs() if declaration.number in wanted)
 
 
 def _without_mere_ends(between: list[Finding], within: list[Finding]) -> list[Finding]:
@@ -109,10 +105,3 @@ def _without_mere_ends(between: list[Finding], within: list[Finding]) -> list[Fi
     involved = {name for finding in between for name in finding.handoffs}
     ends = ("failed", "rejected", "canceled")
     return [*between, *(f for f in within if f.code not in ends or not involved.intersection(f.handoffs))]
-
-
-def _counted(events: Iterator[Event], on_row: Callable[[int], None]) -> Iterator[Event]:
-    for event in events:
-        if event.seq % 4096 == 0:
-            on_row(event.seq)
-        yield event

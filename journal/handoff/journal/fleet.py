@@ -31,11 +31,12 @@ class Fleet:
     Attributes:
         source: the journal.
         briefs: the examined handoffs by number.
+        others: names of handoffs that were not examined and have part in a finding, by number.
     """
 
     source: EventSource
     briefs: dict[int, Brief]
-    _names: dict[int, str] = field(factory=dict, init=False)
+    others: dict[int, str] = field(factory=dict, init=False)
 
     def findings(self) -> Iterator[Finding]:
         """Everything that is wrong between handoffs."""
@@ -56,10 +57,10 @@ class Fleet:
     def _name(self, number: int) -> str:
         if number in self.briefs:
             return self.briefs[number].name
-        name = self._names.get(number)
+        name = self.others.get(number)
         if name is None:
             opened = next(self.source.events(handoff=number, kinds=(Kind.HANDOFF_OPENED.value,)), None)
-            name = self._names[number] = str(number if opened is None else opened.payload.get("handoff_id"))
+            name = self.others[number] = str(number if opened is None else opened.payload.get("handoff_id"))
         return name
 
     def _openings(

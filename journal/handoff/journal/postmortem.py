@@ -120,8 +120,9 @@ def explain(
     source: EventSource, examined: Examination, handoffs: Iterable[HandoffDeclaration] | None = None
 ) -> Iterator[PostMortem]:
     """The post-mortems of some handoffs of an examined journal, or of all that have findings, one after the other."""
-    involved = {name for finding in examined.findings for name in finding.handoffs}
-    chosen = (each for each in source.handoffs() if each.handoff_id in involved) if handoffs is None else handoffs
+    named = {name for finding in examined.findings for name in finding.handoffs}
+    numbers = sorted(number for number, name in examined.involved.items() if name in named)
+    chosen = map(source.handoff, numbers) if handoffs is None else handoffs
     for chronicle in chronicles(source, chosen):
         yield postmortem_of(chronicle, examined.observers, examined.about(chronicle.handoff_id))
 

@@ -6,12 +6,14 @@ its annotations opened they closed. The screen may suspect a healthy handoff, wh
 one in which a rule would find something.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import Factory, define
 
-from handoff.journal.event import Event
-from handoff.journal.terms import EndState, Kind
+from handoff.journal.event import Event, payload_from_json
+from handoff.journal.event_source import EventSource
+from handoff.journal.terms import TERMS, EndState, Kind
 from handoff.journal.vocabulary import ActionName, FactName, OutcomeName, Verdict
 
 _OPENED, _COMPLETE, _SUSPECT = 1, 2, 4
@@ -28,6 +30,8 @@ _ALARMING_KINDS = frozenset(
 )  # fmt: skip
 """Kinds that are no healthy handoff's; the two that healthy sessions have too are looked at closer."""
 
+_ALARMING_OUTCOMES = frozenset({OutcomeName.FAILED.value, OutcomeName.NOOP.value})
+_TELLING_MORE = frozenset({"extra", "lease_deadline_ms", "rank_count", "generation"})
 _HEALTHY_VERDICTS = frozenset({None, Verdict.APPLIED.value, Verdict.KEPT.value})
 _ALARMING_FACTS = frozenset({FactName.FAILED.value, FactName.TIMED_OUT.value, FactName.CANCELED.value})
 _CANCELS = frozenset({ActionName.CANCEL_SOURCE.value, ActionName.CANCEL_DESTINATION.value})
@@ -37,7 +41,7 @@ _CLOSES = {"source_freed": _SOURCE, "destination_finished": _DESTINATION}
 
 @define
 class Screen:
-    """Collects what is suspicious; `take` each row in order.
+    """Collects what is suspicious.
 
     Attributes:
         state: by handoff number, what was seen of it so far; settled healthy ones are dropped.
@@ -45,62 +49,91 @@ class Screen:
 
     state: dict[int, int] = Factory(dict)
 
-    def take_all(self, events: Iterable[Event]) -> None:
-        """Take all rows of a journal."""
-        state = self.state
-        for event in events:
-            number = event.handoff
+    def take_all(self, source: EventSource, on_row: Callable[[int], None] | None = None) -> None:
+        """Take all rows of a journal; a file's rows as they are stored, which costs half of making events of them."""
+        rows = getattr(source, "rows", None)
+        stored = rows() if callable(rows) else map(_stored, source.events())
+        state, words = self.state, _WORDS
+        for row in stored:
+            if on_row is not None and row[0] % 4096 == 0:
+                on_row(row[0])
+            number = row[3]
             if number is None:
                 continue
             known = state.get(number, 0)
-            if known & _SUSPECT:
-                continue
-            state[number] = self._after(known, event)
+            if not known & _SUSPECT:
+                kind, name, outcome, verdict = words[row[9]], words[row[10]], words[row[12]], words[row[13]]
+                ranked = row[15] is not None or row[16] is not None
+                state[number] = _after(known, kind, name, outcome, verdict, ranked=ranked, payload_json=row[18])
 
     def suspects(self) -> list[int]:
         """The numbers of the handoffs that are not plainly healthy, in order."""
-        return sorted(number for number, known in self.state.items() if known not in (_OPENED | _COMPLETE, _COMPLETE))
+        return sorted(number for number, known in self.state.items() if known not in _HEALTHY)
 
-    def _after(self, known: int, event: Event) -> int:
-        kind = event.kind
-        if event.verdict not in _HEALTHY_VERDICTS:
-            return known | _SUSPECT
-        if kind == "action_issued":
-            if event.name in _CANCELS or known & _COMPLETE:
-                return known | _SUSPECT
-            return known | _COMPLETE if event.name == "complete" else known
-        if kind == "resource":
-            return self._annotated(known, event)
-        if kind == "outcome_applied":
-            late = known & _COMPLETE or event.outcome in (OutcomeName.FAILED, OutcomeName.NOOP)
-            return known | _SUSPECT if late else known
-        if kind == "fact_applied":
-            told_more = event.name in _ALARMING_FACTS or event.rank is not None or event.generation is not None
-            return known | _SUSPECT if told_more or '"extra"' in (event.payload_json or "") else known
-        if kind in _ALARMING_KINDS:
-            return self._closer(known, event)
-        if kind == "session_ended":
-            return known if event.verdict is not None or event.name == EndState.SUCCESS else known | _SUSPECT
-        if kind == "handoff_opened":
-            return known | (_SUSPECT if '"extra"' in (event.payload_json or "") else _OPENED)
-        return known
 
-    def _annotated(self, known: int, event: Event) -> int:
-        payload = event.payload
-        name = payload.get("resource")
-        if payload.keys() & {"extra", "lease_deadline_ms", "rank_count", "generation"} or event.rank is not None:
-            return known | _SUSPECT
-        opened = _OPENS.get(str(name))
-        if opened is not None:
-            return known | _SUSPECT if known & opened else known | opened
-        closed = _CLOSES.get(str(name))
-        return known & ~closed if closed is not None and known & closed else known | _SUSPECT
+_WORDS: Mapping[int | str | None, str | None] = {
+    None: None,
+    **dict(enumerate(TERMS, start=1)),
+    **{word: word for word in TERMS},
+}
+_HEALTHY = (_OPENED | _COMPLETE, _COMPLETE)
 
-    def _closer(self, known: int, event: Event) -> int:
-        """Facts and replies that sessions see are alarming only when a witness told them, or when they failed."""
-        if event.kind == Kind.CONTROL_REPLIED and event.verdict is not None:
-            bad = {event.outcome, event.payload.get("raw")} & {OutcomeName.FAILED.value, OutcomeName.NOOP.value}
-            return known | _SUSPECT if bad else known
-        if event.kind == Kind.FACT_OBSERVED and event.verdict is not None:
-            return known
+
+def _stored(event: Event) -> tuple[Any, ...]:
+    """An event as the screen takes it, words left as they are."""
+    return (
+        event.seq, None, None, event.handoff, None, None, None, None, None, event.kind, event.name, None,
+        event.outcome, event.verdict, None, event.rank, event.generation, None, event.payload_json,
+    )  # fmt: skip
+
+
+def _after(
+    known: int,
+    kind: str | None,
+    name: str | None,
+    outcome: str | None,
+    verdict: str | None,
+    *,
+    ranked: bool,
+    payload_json: str | None,
+) -> int:
+    """What is known of a handoff after one more row of it."""
+    if verdict not in _HEALTHY_VERDICTS:
         return known | _SUSPECT
+    if kind == "action_issued":
+        if name in _CANCELS or known & _COMPLETE:
+            return known | _SUSPECT
+        return known | _COMPLETE if name == "complete" else known
+    if kind == "resource":
+        return _annotated(known, payload_json or "{}", ranked=ranked)
+    if kind == "outcome_applied":
+        return known | _SUSPECT if known & _COMPLETE or outcome in _ALARMING_OUTCOMES else known
+    if kind == "fact_applied":
+        alarming = name in _ALARMING_FACTS or ranked or '"extra"' in (payload_json or "")
+        return known | _SUSPECT if alarming else known
+    if kind in _ALARMING_KINDS:
+        return known if verdict is not None and _is_a_session_s(kind, outcome, payload_json) else known | _SUSPECT
+    if kind == "session_ended":
+        return known if verdict is not None or name == EndState.SUCCESS else known | _SUSPECT
+    if kind == "handoff_opened":
+        return known | (_SUSPECT if '"extra"' in (payload_json or "") else _OPENED)
+    return known
+
+
+def _is_a_session_s(kind: str, outcome: str | None, payload_json: str | None) -> bool:
+    """Whether a reply or fact, which a witness has too, is an ordinary one of a session."""
+    if kind == Kind.CONTROL_REPLIED:
+        raw = payload_from_json(payload_json).get("raw") if '"raw"' in (payload_json or "") and payload_json else None
+        return outcome not in _ALARMING_OUTCOMES and raw not in _ALARMING_OUTCOMES
+    return kind == Kind.FACT_OBSERVED
+
+
+def _annotated(known: int, payload_json: str, *, ranked: bool) -> int:
+    payload = payload_from_json(payload_json)
+    if ranked or payload.keys() & _TELLING_MORE:
+        return known | _SUSPECT
+    name = str(payload.get("resource"))
+    opened, closed = _OPENS.get(name), _CLOSES.get(name)
+    if opened is not None:
+        return known | _SUSPECT if known & opened else known | opened
+    return known & ~closed if closed is not None and known & closed else known | _SUSPECT
