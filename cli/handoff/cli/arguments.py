@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 JournalFile = Annotated[Path, typer.Argument(help="The journal file.", show_default=False)]
+ScenarioFile = Annotated[Path, typer.Argument(help="The scenario, a TOML file.", show_default=False)]
 HandoffName = Annotated[
     str, typer.Argument(help="A handoff's id, any unique prefix of it, or RUN:HANDOFF.", show_default=False)
 ]

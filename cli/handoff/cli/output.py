@@ -68,3 +68,30 @@ def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], 
         yield advance
     finally:
         bar.stop()
+
+
+@contextmanager
+def watching(what: str, *, quiet: bool) -> Iterator[Callable[[str], None] | None]:
+    """A line on standard error that says how far something of unknown length has come; None where `progress` is None.
+
+    Args:
+        what: what is going on, in a word or two.
+        quiet: whether a program reads the output.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    status = Console(file=sys.stderr).status(what)
+    begun, shown = perf_counter(), False
+
+    def tell(text: str) -> None:
+        nonlocal shown
+        status.update(f"{what}: {text}")
+        if not shown and perf_counter() - begun > SHOW_PROGRESS_AFTER_S:
+            status.start()
+            shown = True
+
+    try:
+        yield tell
+    finally:
+        status.stop()
