@@ -84,7 +84,10 @@ class Trouble:
         failed: this action is answered with a failure.
         lost_fact: this fact never comes.
         cancel_ms: when the client cancels.
+        hang_up_ms: when the connection closes under both sides.
         dead: a side that goes silent, without a goodbye, at `dead_ms`.
+        slow_answer: this action is answered only after the fact that follows from it.
+        no_source: the source never comes, so that the destination waits for nobody.
         answers: outcomes that differ from the usual ones.
     """
 
@@ -92,8 +95,11 @@ class Trouble:
     failed: ActionName | None = None
     lost_fact: FactName | None = None
     cancel_ms: float | None = None
+    hang_up_ms: float | None = None
     dead: Side | None = None
     dead_ms: float = 0.0
+    slow_answer: ActionName | None = None
+    no_source: bool = False
     answers: dict[ActionName, OutcomeName] = field(factory=dict)
 
 
@@ -156,18 +162,25 @@ class _Pair:
             Side.SOURCE: SourceSession(HandoffId(self.name), TIMEOUT_MS, order),
         }
         for side, machine in machines.items():
+            if side is Side.SOURCE and self.trouble.no_source:
+                continue
             label = "decode-0" if side is Side.DESTINATION else "prefill-0"
             actor = journal.start_actor(machine.SLOTS, label, machine.config(), at_ms, handoff=self.handoff)
             self.sessions[side] = _Session(side, machine, actor, self.pairs.engine(side, at_ms))
             self.give(side, SessionStarted(), at_ms)
         if self.trouble.cancel_ms is not None:
             self.later(at_ms + self.trouble.cancel_ms, Side.SOURCE, CancelRequested())
+        if self.trouble.hang_up_ms is not None:
+            for side in Side:
+                self.later(at_ms + self.trouble.hang_up_ms, side, PeerClosed())
 
     def later(self, at_ms: float, side: Side, value: Any, cause: int | None = None) -> None:
         self.pairs._at(at_ms, lambda now: self.give(side, value, now, cause))
 
     def give(self, side: Side, value: Any, at_ms: float, cause: int | None = None) -> None:
-        session = self.sessions[side]
+        session = self.sessions.get(side)
+        if session is None:
+            return
         dead = self.trouble.dead is side and at_ms >= self.trouble.dead_ms
         if dead:
             if session.open:
@@ -229,8 +242,9 @@ class _Pair:
             return
         if cleanup:
             self.give(session.side, CleanupReplied(called.name, outcome, message), at_ms, row)
-        else:
-            self.give(session.side, ControlReplied(called.name, outcome, called.action_id, message), at_ms, row)
+            return
+        slow_ms = PREFILL_MS + RESERVE_MS if called.name is self.trouble.slow_answer else 0.0
+        self.later(at_ms + slow_ms, session.side, ControlReplied(called.name, outcome, called.action_id, message), row)
 
     def follow_up(self, session: _Session, name: ActionName, outcome: OutcomeName, at_ms: float) -> None:
         match name, outcome:
