@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from recorded_handoffs import record_six
+from recorded_handoffs import open_handoff, record_six
 
 from handoff.journal.declarations import Note
 from handoff.journal.port import RowStream
 from handoff.journal.reader import JournalReader
+from handoff.journal.schema import TABLES, VIEWS
 from handoff.journal.sync_journal import SyncJournal
 from handoff.journal.terms import EndState
 from handoff.journal.writer import JournalFile
@@ -47,9 +48,10 @@ def killed_journal(path: Path, folder: Path, page_bytes: int = 4096, *, checkpoi
     """The files of a journal as a killed writer leaves them, copied to a folder; its log is empty if checkpointed."""
     with sync_journal(path, page_bytes) as journal:
         journal.begin_run(tool="test", wall_ns=1)
-        for _ in range(2):
-            record_six(journal)
-            journal.commit()
+        record_six(journal)
+        journal.commit()
+        open_handoff(journal, "last").proceed()
+        journal.commit()
         if checkpointed:
             journal._file._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return copy_files(path, folder)
@@ -81,18 +83,17 @@ def put_contents(path: Path, files: dict[str, bytes]) -> None:
             target.unlink(missing_ok=True)
 
 
-def all_that_is_read(path: Path) -> list[Any]:
-    """Every row, record, table, view and schema text that readers get from a file."""
+def all_that_is_read(path: Path, *, views: bool = True) -> list[Any]:
+    """Every row, record, table and schema text that readers get from a file, and what its views make of them."""
     with JournalReader(path) as reader:
-        database = reader.database()
-        names = (*database.table_names(), *database.view_names())
+        execute = reader.database().execute
         return [
             list(reader.events()),
             reader.runs(),
             list(reader.handoffs()),
             list(reader.actors()),
-            [database.execute(f"SELECT * FROM {name}").fetchall() for name in names],
-            database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall(),
+            [execute(f"SELECT * FROM {name}").fetchall() for name in (*TABLES, *(VIEWS if views else ()))],
+            execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall(),
         ]
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from handoff.journal.blocks import Block, Proof, digest_or_none, last_plausible_seq, read_blocks
 from handoff.journal.chain import BLOCK_ROWS, GENESIS
@@ -158,12 +158,14 @@ class _Wreck:
             yield rows, block.first, block.last
 
     def _blocks(self) -> Iterator[Block]:
-        if self._file is not None:
-            yield from read_blocks(self._file.connection, self.last_seq)
-            return
-        for first in range(1, self.last_seq + 1, BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS - 1, self.last_seq)
-            yield Block(first, last, [], None, GENESIS, None, Proof.DAMAGED)
+        """The blocks as SQLite reads them; where it reads nothing for long, empty ones."""
+        missing = Block(1, self.last_seq, [], None, GENESIS, None, Proof.DAMAGED)
+        for block in [missing] if self._file is None else read_blocks(self._file.connection, self.last_seq):
+            if block.last - block.first < BLOCK_ROWS:
+                yield block
+                continue
+            for first in range(block.first, block.last + 1, BLOCK_ROWS):
+                yield evolve(missing, first=first, last=min(first + BLOCK_ROWS - 1, block.last))
 
     def _proved(self, block: Block, before: list[bytes]) -> tuple[list[Row], list[bytes]]:
         """The block's first rows that a digest proves, and the digests that may stand before the next block.

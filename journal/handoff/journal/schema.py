@@ -112,15 +112,23 @@ TABLES: dict[str, str] = {
 }  # fmt: skip
 
 
-TRIGGERS: dict[str, str] = {
-    f"{table}_is_not_{past}": f"CREATE TRIGGER {table}_is_not_{past} BEFORE {verb} ON {table}\n"
+_REFUSALS = {
+    (table, f"{table}_is_not_{past}"): f"CREATE TRIGGER {table}_is_not_{past} BEFORE {verb} ON {table}\n"
     f"BEGIN SELECT raise(ABORT, 'a journal is only ever appended to: {table} cannot be {past}'); END"
     for table in TABLES
     for verb, past in (("UPDATE", "changed"), ("DELETE", "deleted"))
 }
+TRIGGERS: dict[str, str] = {name: text for (_, name), text in _REFUSALS.items()}
 
 SCHEMA: dict[str, str] = {**TABLES, **VIEWS, **TRIGGERS}
 """Every object of the schema and its text, in the order of creation."""
+
+_MASTER = {
+    **{name: ("table", name, name, text) for name, text in TABLES.items()},
+    **{name: ("view", name, name, text) for name, text in VIEWS.items()},
+    **{name: ("trigger", name, table, text) for (table, name), text in _REFUSALS.items()},
+}
+"""What SQLite keeps of each object: its type, its name, the table that it belongs to, and its text."""
 
 
 def create_schema(connection: sqlite3.Connection) -> None:
@@ -141,10 +149,11 @@ def add_terms(connection: sqlite3.Connection, known: int) -> None:
 
 
 def schema_differences(connection: sqlite3.Connection) -> list[str]:
-    """The objects whose text is not that of this version, are missing, or are not ours."""
-    stored = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
-    names = [name for name, text in SCHEMA.items() if stored.get(name) != text]
-    return names + sorted(stored.keys() - SCHEMA.keys())
+    """The objects that are not those of this version to the letter, are missing, or are not ours."""
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
+    stored = {line[1]: line for line in connection.execute(query)}
+    names = [name for name, line in _MASTER.items() if stored.get(name) != line]
+    return names + sorted(stored.keys() - _MASTER.keys(), key=str)
 
 
 _MARKS = {

@@ -232,7 +232,8 @@ class _Examination:
                 self._prove(block, block.last)
                 self.add("digest_damaged", VerifyState.DAMAGED, f"the digest of rows {block.first} to {block.last} is")
             case Proof.UNPROVED:
-                assert closing is None
+                if closing is not None:  # there, but no digest
+                    self._damaged(block)
             case Proof.DAMAGED:
                 self._damaged(block)
         for seq in [seq for seq in self.closings if block.first <= seq < block.last]:
@@ -255,7 +256,7 @@ class _Examination:
         elif absent:
             first = next(seq for seq in count(block.first) if seq not in found)
             text = f"{absent} of the rows {block.first} to {block.last} are missing, row {first} first"
-            self.add("rows_missing", VerifyState.DAMAGED, text, first, block.last)
+            self.add("rows_missing", VerifyState.DAMAGED, text, block.first, block.last)
             return
         else:
             text = f"one or more of the rows {block.first} to {block.last} are not those that were written"
