@@ -1,6 +1,4 @@
-"""Recorded runs: every request ends, nothing is left, and every journal replays, on a mock clock and on the real one."""
-
-from typing import Any
+"""Recorded runs: every request ends, nothing is left, and every journal replays, on a mock clock and on a real one."""
 
 import pytest
 from live_runs import record_in_memory, sessions, small_scenario

@@ -1,4 +1,4 @@
-"""Every fault of the table, each on a handoff of its own in one live run: all of it ends, and nothing is left behind."""
+"""Every fault of the table, each on a handoff of its own in a live run: all of it ends, and nothing is left behind."""
 
 from collections import Counter
 

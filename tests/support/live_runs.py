@@ -74,16 +74,14 @@ def small_scenario(faults: Sequence[Fault] = (), **changes: Any) -> Scenario:
 def sessions(requests: int, turns: int = 1, gap_ms: float = 10.0) -> list[Session]:
     """Conversations whose turns share their prefix with the turn before."""
     return [
-        Session(
-            f"session-{number}",
-            number * gap_ms,
-            [
-                Turn(32 * (turn + 2), 4, [number * 100 + block for block in range(2 * (turn + 2))])
-                for turn in range(turns)
-            ],
-        )
+        Session(f"session-{number}", number * gap_ms, [_turn(number, turn) for turn in range(turns)], number=number)
         for number in range(requests)
     ]
+
+
+def _turn(session: int, turn: int) -> Turn:
+    blocks = 2 * (turn + 2)
+    return Turn(16 * blocks, 4, [session * 100 + block for block in range(blocks)])
 
 
 async def run_scenario(

@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 from attrs import define, field, frozen
 
-from handoff.engines.core_factory import build_core
+from handoff.engines.core_factory import build_core, build_timing
 from handoff.engines.engine_core import (
     DestinationReserved,
     EndKind,
@@ -67,6 +67,7 @@ from handoff.engines.engine_settings import EngineSettings
 from handoff.engines.pass_clock import PassClock
 from handoff.engines.prompt_shape import from_runs
 from handoff.engines.stored_settings import settings_from_config, settings_to_config
+from handoff.engines.token_gaps import GapLog
 from handoff.journal.step import Step, StepBuilder
 from handoff.journal.terms import ActorKind
 from handoff.journal.vocabulary import FactName, HandoffId, OutcomeName, RequestId, TerminalStatus, Verdict
@@ -185,6 +186,7 @@ class EngineActor:
         captures_kv_events: whether cache events are reported (for sinks and cache-aware routing).
         captures_metrics: whether each pass reports what it worked on; there are no runs of passes then.
         core: the scheduler.
+        gap_log: the waits between the tokens of completed requests, for a report.
         closed: whether it was shut down.
         output: what streams and sinks get of the last step.
     """
@@ -195,6 +197,7 @@ class EngineActor:
     captures_kv_events: bool = False
     captures_metrics: bool = False
     core: EngineCore = field(init=False)
+    gap_log: GapLog = field(init=False)
     closed: bool = field(default=False, init=False)
     output: StepOutput = field(factory=StepOutput, init=False)
     _clock: PassClock = field(init=False)
@@ -205,8 +208,14 @@ class EngineActor:
     _count: _TokenCount | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
+        timing = build_timing(self.settings)
+        self.gap_log = GapLog(timing.decode)
         self.core = build_core(
-            self.settings, capture_kv_events=self.captures_kv_events, capture_metrics=self.captures_metrics
+            self.settings,
+            timing=timing,
+            capture_kv_events=self.captures_kv_events,
+            capture_metrics=self.captures_metrics,
+            gap_log=self.gap_log,
         )
         self._clock = PassClock(self.core, leaps=False)
 

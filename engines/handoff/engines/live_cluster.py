@@ -39,6 +39,7 @@ from handoff.engines.step_writer import StepWriter
 from handoff.engines.workload import Arrival, Turn, WorkloadSource
 from handoff.journal.coordinator import Coordinator
 from handoff.journal.declarations import HandoffOpened
+from handoff.journal.port import JournalFailed
 from handoff.journal.vocabulary import (
     HandoffId,
     RequestId,
@@ -67,7 +68,7 @@ class Underway:
 
 @define(eq=False)
 class LiveCluster:
-    """Serves one workload.
+    """Serves one workload, whose time 0 is the moment at which all workers are up.
 
     Attributes:
         scenario: the run's description.
@@ -94,6 +95,7 @@ class LiveCluster:
     _conductor: StepWriter[Conductor] = field(init=False)
     _underway: dict[int, Underway] = field(factory=dict, init=False)
     _arrived: int = field(default=0, init=False)
+    _begun_ms: float = field(default=0.0, init=False)
     _changed: trio.Event = field(factory=trio.Event, init=False)
     _requests: trio.Nursery | None = field(default=None, init=False)
 
@@ -142,19 +144,23 @@ class LiveCluster:
 
     async def _bring_arrivals(self) -> None:
         clock = self.context.clock
+        self._begun_ms = clock.now_ms()
         limit_ms = self.scenario.workload.max_sim_time_ms
-        while self.stopped is None and not self.workload.is_drained:
-            self._changed = trio.Event()
-            ready_ms = self.workload.next_ready_ms()
-            if ready_ms is not None and limit_ms is not None and ready_ms > limit_ms:
-                return
-            if ready_ms is None or ready_ms > clock.now_ms():
-                with clock.move_on_at(math.inf if ready_ms is None else ready_ms):
-                    await self._changed.wait()
-                continue
-            await self.context.journal.room()
-            for arrival in self.workload.take_ready(clock.now_ms()):
-                self._arrive(arrival)
+        try:
+            while self.stopped is None and not self.workload.is_drained:
+                self._changed = trio.Event()
+                ready_ms = self.workload.next_ready_ms()
+                if ready_ms is not None and limit_ms is not None and ready_ms > limit_ms:
+                    return
+                if ready_ms is None or self._begun_ms + ready_ms > clock.now_ms():
+                    with clock.move_on_at(math.inf if ready_ms is None else self._begun_ms + ready_ms):
+                        await self._changed.wait()
+                    continue
+                await self.context.journal.room()
+                for arrival in self.workload.take_ready(clock.now_ms() - self._begun_ms):
+                    self._arrive(arrival)
+        except JournalFailed as lost:
+            self.stop(str(lost))
 
     def _arrive(self, arrival: Arrival) -> None:
         seed, number, turn = self.scenario.seed, self._arrived, arrival.turn
@@ -170,6 +176,7 @@ class LiveCluster:
         handoff = self.context.journal.open_handoff(opened, clock.now_ms())
         request = EngineRequest(request_id, turn.prompt_tokens, turn.output_tokens, names)
         record = SimulatedRequest(number, arrival, request, handoff_id, Coordinator(handoff_id, order))
+        record.arrival_ms = arrival_ms = self._begun_ms + arrival.at_ms
         self._underway[handoff] = Underway(arrival, record, HandoffIdentity(handoff_id, room, request_id))
         self.context.numbers.learn(handoff_id, handoff)
         self.faults.handoffs[handoff_id] = (number + 1, handoff)
@@ -177,7 +184,7 @@ class LiveCluster:
         named = arrival.session.is_named or self.workload.reports_sessions
         self._offer(
             RequestArrived(
-                handoff, number + 1, arrival.at_ms, turn.prompt_tokens, turn.output_tokens, to_runs(names),
+                handoff, number + 1, arrival_ms, turn.prompt_tokens, turn.output_tokens, to_runs(names),
                 arrival.session.session_id if named else None, arrival.turn_index if named else None,
                 turn.priority, turn.strict_priority,
             )
@@ -264,7 +271,7 @@ class LiveCluster:
         del self._underway[ticket.handoff]
         del self.faults.handoffs[underway.identity.handoff_id]
         self.records.ended(end, now_ms)
-        self.workload.on_end(underway.arrival, end.name, now_ms)
+        self.workload.on_end(underway.arrival, end.name, now_ms - self._begun_ms)
         self._offer(end, None if decode.last is None else decode.last.cause)
         self._changed.set()
         self.on_end(end)

@@ -25,6 +25,7 @@ from handoff.engines.live_records import LiveRecords
 from handoff.engines.scenario import Scenario
 from handoff.engines.scenario_workload import load_workload
 from handoff.engines.simulated_request import SimulatedRequest
+from handoff.engines.token_gaps import GapLog
 from handoff.engines.workload import Turn, WorkloadSource
 from handoff.journal.durable_journal import Journal
 from handoff.journal.receipt import Durability
@@ -66,6 +67,7 @@ class RecordReport:
         rows: rows of the run.
         duration_ms: how long it took.
         collector: the figures of all requests, for a summary.
+        gap_logs: the waits between tokens at each decode worker, for a summary.
     """
 
     name: str
@@ -78,6 +80,7 @@ class RecordReport:
     rows: int
     duration_ms: float
     collector: Collector
+    gap_logs: tuple[GapLog, ...]
 
     @property
     def all_succeeded(self) -> bool:
@@ -96,7 +99,7 @@ class Recording:
         trace_digest: of the workload's file, for the run's first row.
         grace_s: how long cleanup may take after the first signal.
         sink: takes each ended request, in order of arrival.
-        progress: called whenever a request arrives or ends.
+        progress: called whenever a request ends, and when the run is told to stop.
         interrupted_by: signals that stop the run; empty outside of the main thread.
     """
 
@@ -191,6 +194,7 @@ class Recording:
             self.scenario.name, state, reason, dict(self._collector.statuses), opened, inside,
             cluster.faults.plan.never_struck, last - first + 1,
             at_ms, self._collector,
+            tuple(worker.engine.driver.machine.gap_log for worker in cluster.decode),
         )  # fmt: skip
 
 
@@ -215,7 +219,7 @@ def record_scenario(
         grace_s: how long cleanup may take after the first signal, in s.
         report_durable_fd: a file descriptor to write the number of each durable row to, a line each.
         sink: takes each ended request, in order of arrival.
-        progress: called whenever a request arrives or ends.
+        progress: called whenever a request ends, and when the run is told to stop.
 
     Raises:
         TraceError: the scenario's trace cannot be read or used.

@@ -10,14 +10,14 @@ from handoff.engines.summary import RunTotals, summarize
 def record_summary(report: RecordReport, scenario: Scenario) -> dict[str, Any]:
     """The summary figures, under the names that simulated runs use too.
 
-    Tokens reach a live client in batches, so waits between single tokens are not measured and count no samples.
+    Tokens reach a live client in batches; the waits between single tokens are those of the engines' model clocks.
     """
     seconds = report.duration_ms / 1000.0
     cluster = scenario.cluster
     totals = RunTotals(
         prefill_worker_seconds=seconds * cluster.num_prefill_workers,
         decode_worker_seconds=seconds * cluster.num_decode_workers,
-        gap_logs=(),
+        gap_logs=report.gap_logs,
         wall_time_ms=report.duration_ms,
     )
     return summarize(report.collector, totals)
