@@ -15,7 +15,7 @@ Native lines (rows of an exported journal) are written as they were. If some are
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class ImportReport:
 
 
 def import_lines(
-    paths: Sequence[str | Path],
+    paths: Sequence[str | Path] | Mapping[str, Iterable[Line]],
     journal: RowStream,
     *,
     tool: str = "handoff import",
@@ -83,7 +83,7 @@ def import_lines(
     """Write the event lines of some files into a journal as one more run.
 
     Args:
-        paths: the files, plain or gzip; their order means nothing.
+        paths: the files, plain or gzip, or lines already read, by name; their order means nothing.
         journal: where to; for an exported journal it must be empty.
         tool: what the run's first row names as its recorder.
         end_ms: when the observation ended, ms on the files' time; by default with the last line.
@@ -93,8 +93,11 @@ def import_lines(
         LinesUnreadable: a file cannot be opened.
         NativeRefused: an exported journal stands beside other files, or the journal is not empty.
     """
+    read: Callable[[str], Iterable[Line | Unplaced]] = read_lines
+    if isinstance(paths, Mapping):
+        read = paths.__getitem__
     files = sorted({str(path) for path in paths})
-    first = next((line for path in files for line in read_lines(path) if isinstance(line, Line)), None)
+    first = next((line for path in files for line in read(path) if isinstance(line, Line)), None)
     if first is not None and is_native(first.fields):
         native = NativeImport(journal, files).run(on_line)
         return ImportReport(
@@ -104,9 +107,9 @@ def import_lines(
         )  # fmt: skip
     survey = LineSurvey(many_files=len(files) > 1)
     for path in files:
-        survey.take_all(read_lines(path))
+        survey.take_all(read(path))
     survey.finish()
-    return ForeignImport(journal, survey, files, tool, end_ms).run(on_line)
+    return ForeignImport(journal, survey, {path: read(path) for path in files}, tool, end_ms).run(on_line)
 
 
 @define
@@ -115,7 +118,7 @@ class ForeignImport:
 
     journal: RowStream
     survey: LineSurvey
-    paths: list[str]
+    files: dict[str, Iterable[Line | Unplaced]]
     tool: str
     end_ms: float | None = None
     _unplaced: list[Unplaced] = field(factory=list, init=False)
@@ -142,7 +145,7 @@ class ForeignImport:
         for aligned in self.survey.clocks:
             self.journal.annotate(aligned, 0.0)
         self._seq = self.journal.last_seq
-        merge = LineMerge(self.survey, {path: read_lines(path) for path in self.paths})
+        merge = LineMerge(self.survey, self.files)
         for count, timed in enumerate(merge.lines(), start=1):
             self._take(timed)
             if on_line is not None and count % _BATCH == 0:
@@ -240,15 +243,18 @@ class ForeignImport:
         assert isinstance(content, HandoffOpened)
         return HandoffOpened(
             name, survey.order, content.engine_type, content.request, content.room, content.attempt,
-            content.parent_request, inferred=survey.opens == 0,
+            content.parent_request, inferred=survey.opens == 0, extra=survey.extra or None,
         )  # fmt: skip
 
     def _opened_again(self, foreign: ForeignLine, timed: TimedLine, handoff: int | None, source: int | None) -> None:
         """An opening was written already, from all that is said of it; what one adds beside is kept whole."""
         content = foreign.content
         assert isinstance(content, HandoffOpened)
-        if content.extra:
-            self._annotate(Foreign({"open": dict(content.extra)}), timed, handoff, source)
+        assert foreign.handoff is not None
+        known = self.survey.of(foreign.handoff).extra
+        differing = {key: item for key, item in (content.extra or {}).items() if known.get(key) != item}
+        if differing:
+            self._annotate(Foreign({"open": differing}), timed, handoff, source)
 
     def _action(
         self, content: ActionIssued, foreign: ForeignLine, timed: TimedLine, handoff: int | None, source: int | None

@@ -33,6 +33,7 @@ NAMING_KEYS = ("remote_request_id", "prefill_request_id")
 
 _ALL_KEYS = frozenset({*JOIN_KEYS, *NAMING_KEYS})
 _OPENED_FIELDS = ("order", "engine_type", "request", "room", "attempt", "parent_request")
+_NO_EXTRA = frozenset({"open", "at_ms", "at_min_ms", "at_max_ms", "handoff", "source", *_OPENED_FIELDS})
 
 
 class StreamKey(NamedTuple):
@@ -47,7 +48,9 @@ class HandoffSurvey:
     """What the first look learned of one name of a handoff.
 
     Attributes:
-        opened: fields of its first ``open`` of each stream, joined; the first to say a field is believed.
+        opened: fields of its ``open`` lines, joined; the first to say a field is believed.
+        extra: further fields of them.
+        opens: how many there are.
         moments: the bits of `handoff_milestones` that some line tells of.
         actions: its actions' names by id.
         first_action: the name of the first action in a file's order.
@@ -57,6 +60,7 @@ class HandoffSurvey:
     """
 
     opened: dict[str, Any] = Factory(dict)
+    extra: dict[str, Any] = Factory(dict)
     opens: int = 0
     moments: int = 0
     actions: dict[int, str] = Factory(dict)
@@ -178,6 +182,9 @@ class LineSurvey:
             for word in _OPENED_FIELDS:
                 if item.get(word) is not None:
                     survey.opened.setdefault(word, item[word])
+        for word, item in (*fields.items(), *opened.items()):
+            if word not in _NO_EXTRA:
+                survey.extra.setdefault(word, item)
         self._keys(survey, opened)
 
     def _keys(self, survey: HandoffSurvey, fields: Mapping[str, Any]) -> None:
@@ -257,6 +264,7 @@ class LineSurvey:
         kept.actions = {**lost.actions, **kept.actions}
         kept.first_action = kept.first_action or lost.first_action
         kept.opened = {**lost.opened, **kept.opened}
+        kept.extra = {**lost.extra, **kept.extra}
         kept.times = {**(lost.times or {}), **(kept.times or {})} or None
 
     def _seniority(self, name: str) -> tuple[bool, bool, str]:

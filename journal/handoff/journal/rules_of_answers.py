@@ -217,7 +217,7 @@ def terminal_not_sticky(case: Case) -> Iterator[Finding]:
     ended = next((event for event in case.fact_rows if event.name in ends), None)
     if ended is None:
         return
-    carried_on = [event for event in case.fact_rows if event.name not in ends]
+    carried_on = [event for event in case.fact_rows if event.name == FactName.TRANSFER_COMPLETED]
     carried_on += case.annotated("destination_finished")
     for event in carried_on:
         certainty = certainty_of(before(ended, event))

@@ -40,7 +40,7 @@ def cleanup_failed(case: Case) -> Iterator[Finding]:
 
 def source_hold_leak(case: Case) -> Iterator[Finding]:
     """Source blocks are held after the end, or only their lease freed them."""
-    yield from _leak(case, Asset.SOURCE_KV, "source_hold_leak", "source_freed")
+    yield from _leak(case, Asset.SOURCE_KV, "source_hold_leak", "source_held", "source_freed")
     for event in case.annotated("source_lease_expired"):
         held = next(iter(case.annotated("source_held")), None)
         held_ms = event.at_ms - (event if held is None else held).at_ms
@@ -55,7 +55,7 @@ def source_hold_leak(case: Case) -> Iterator[Finding]:
 
 def dest_reservation_leak(case: Case) -> Iterator[Finding]:
     """Destination blocks are reserved after the end."""
-    yield from _leak(case, Asset.DESTINATION_KV, "dest_reservation_leak", "destination_freed")
+    yield from _leak(case, Asset.DESTINATION_KV, "dest_reservation_leak", "destination_blocks", "destination_freed")
 
 
 _OWNED = {
@@ -66,9 +66,9 @@ _OWNED = {
 }
 
 
-def _leak(case: Case, asset: Asset, code: str, giving_up: str) -> Iterator[Finding]:
-    if not case.over:
-        return
+def _leak(case: Case, asset: Asset, code: str, holding_it: str, giving_up: str) -> Iterator[Finding]:
+    if not case.over or not (case.chronicle.actions or case.annotations.get(holding_it)):
+        return  # a witness's facts alone never tell of the giving up
     for holding in case.ledger.holdings(case.chronicle.number):
         if holding.asset is asset and holding.owed:
             yield _leak_of(case, holding, code, giving_up)

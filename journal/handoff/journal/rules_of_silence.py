@@ -81,6 +81,9 @@ def lost_fact(case: Case) -> Iterator[Finding]:
     missing = _missing_fact(case)
     if missing is None or (missing is FactName.DESTINATION_RESERVED and _deadline(case) is not None):
         return
+    done, ranks = _ranks(case)
+    if missing is FactName.TRANSFER_COMPLETED and len(done) < ranks:
+        return  # it is not the fact that is lost, but some ranks' part of it
     since, until = unlocking(case.chronicle, missing), _deadline(case) or case.chronicle.last_event
     if case.trigger is not None:
         until = case.trigger.event

@@ -6,6 +6,7 @@ its annotations opened they closed. The screen may suspect a healthy handoff, wh
 one in which a rule would find something.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from handoff.journal.terms import TERMS, EndState, Kind
 from handoff.journal.vocabulary import ActionName, FactName, OutcomeName, Verdict
 
 _OPENED, _COMPLETE, _SUSPECT = 1, 2, 4
-_SOURCE, _DESTINATION = 8, 16
+_SOURCE, _DESTINATION, _RELEASED = 8, 16, 32
 
 _ALARMING_KINDS = frozenset(
     kind.value
@@ -35,6 +36,7 @@ _TELLING_MORE = frozenset({"extra", "lease_deadline_ms", "rank_count", "generati
 _HEALTHY_VERDICTS = frozenset({None, Verdict.APPLIED.value, Verdict.KEPT.value})
 _ALARMING_FACTS = frozenset({FactName.FAILED.value, FactName.TIMED_OUT.value, FactName.CANCELED.value})
 _CANCELS = frozenset({ActionName.CANCEL_SOURCE.value, ActionName.CANCEL_DESTINATION.value})
+_MARKS = {ActionName.COMPLETE.value: _COMPLETE, ActionName.RELEASE_SOURCE.value: _RELEASED}
 _OPENS = {"source_held": _SOURCE, "destination_blocks": _DESTINATION}
 _CLOSES = {"source_freed": _SOURCE, "destination_finished": _DESTINATION}
 
@@ -48,6 +50,7 @@ class Screen:
     """
 
     state: dict[int, int] = Factory(dict)
+    _tokens: dict[int, tuple[int | None, int | None]] = Factory(dict)
 
     def take_all(self, source: EventSource, on_row: Callable[[int], None] | None = None) -> None:
         """Take all rows of a journal; a file's rows as they are stored, which costs half of making events of them."""
@@ -64,13 +67,30 @@ class Screen:
             if not known & _SUSPECT:
                 kind, name, outcome, verdict = words[row[9]], words[row[10]], words[row[12]], words[row[13]]
                 ranked = row[15] is not None or row[16] is not None
+                if name in _COUNTED and row[18] is not None and not self._agrees(number, row[18]):
+                    ranked = True
                 state[number] = _after(known, kind, name, outcome, verdict, ranked=ranked, payload_json=row[18])
+
+    def _agrees(self, number: int, payload_json: str) -> bool:
+        """Whether the destination asks for no more tokens than the source's prompt has, as far as both are told."""
+        told = _PROMPT.search(payload_json)
+        asked = _ASKED.search(payload_json) if told is None else None
+        prompt, missing = self._tokens.pop(number, (None, None))
+        prompt = prompt if told is None else int(told[1])
+        missing = missing if asked is None else int(asked[1])
+        if prompt is None or missing is None:
+            self._tokens[number] = (prompt, missing)
+            return True
+        return missing <= prompt
 
     def suspects(self) -> list[int]:
         """The numbers of the handoffs that are not plainly healthy, in order."""
-        return sorted(number for number, known in self.state.items() if known not in _HEALTHY)
+        return sorted(number for number, known in self.state.items() if known & ~_RELEASED not in _HEALTHY)
 
 
+_COUNTED = frozenset({FactName.SOURCE_HELD.value, FactName.DESTINATION_RESERVED.value})
+_PROMPT = re.compile(r'"full_prompt_tokens":(\d+)')
+_ASKED = re.compile(r'"transferable_prompt_tokens":(\d+)')
 _WORDS: Mapping[int | str | None, str | None] = {
     None: None,
     **dict(enumerate(TERMS, start=1)),
@@ -103,11 +123,12 @@ def _after(
     if kind == "action_issued":
         if name in _CANCELS or known & _COMPLETE:
             return known | _SUSPECT
-        return known | _COMPLETE if name == "complete" else known
+        return known | _MARKS.get(name or "", 0)
     if kind == "resource":
         return _annotated(known, payload_json or "{}", ranked=ranked)
     if kind == "outcome_applied":
-        return known | _SUSPECT if known & _COMPLETE or outcome in _ALARMING_OUTCOMES else known
+        alarming = known & _COMPLETE or outcome in _ALARMING_OUTCOMES or '"extra"' in (payload_json or "")
+        return known | _SUSPECT if alarming else known
     if kind == "fact_applied":
         alarming = name in _ALARMING_FACTS or ranked or '"extra"' in (payload_json or "")
         return known | _SUSPECT if alarming else known
@@ -136,4 +157,5 @@ def _annotated(known: int, payload_json: str, *, ranked: bool) -> int:
     opened, closed = _OPENS.get(name), _CLOSES.get(name)
     if opened is not None:
         return known | _SUSPECT if known & opened else known | opened
-    return known & ~closed if closed is not None and known & closed else known | _SUSPECT
+    ordered = closed != _SOURCE or known & _RELEASED
+    return known & ~closed if closed is not None and known & closed and ordered else known | _SUSPECT
