@@ -231,7 +231,11 @@ class Recorder:
 
     def _see(self, at_ms: float, line: Mapping[str, Any], numbers: Observation) -> None:
         try:
-            stamped = {"at_ms": at_ms, **({} if self._source is None else {"source": self._source}), **line}
+            stamped = dict(line)
+            if not ("at_min_ms" in stamped and "at_max_ms" in stamped):
+                stamped.setdefault("at_ms", at_ms)
+            if self._source is not None:
+                stamped.setdefault("source", self._source)
             numbers.see(stamped)
             self._taken += 1
         except LineRefused as refused:
