@@ -230,3 +230,64 @@ def test_salvage_refuses_to_overwrite(call: Call, journal: Path) -> None:
     answer = call("salvage", journal, "--journal", journal)
     assert (answer.status, answer.out) == (3, "")
     assert journal.read_bytes() == before
+
+
+SMALL = """
+[scenario]
+name = "tiny"
+seed = 3
+[workload.synthetic]
+input_tokens = 64
+output_tokens = 2
+request_count = 3
+request_rate = 100.0
+[cluster]
+engine_type = "vllm"
+num_prefill_workers = 1
+num_decode_workers = 1
+[engine]
+block_size = 16
+num_gpu_blocks = 256
+speedup_ratio = 1000.0
+[live]
+session_timeout_ms = 10000
+"""
+
+
+def test_record_writes_a_journal_that_every_reader_reads(call: Call, tmp_path: Path) -> None:
+    scenario, journal = tmp_path / "tiny.toml", tmp_path / "run.db"
+    scenario.write_text(SMALL)
+    requests, report = tmp_path / "requests.jsonl", tmp_path / "report.json"
+    answer = call(
+        "record", scenario, "--journal", journal, "--per-request", requests, "--report", report,
+        "--require-success", "--durability", "normal", "--json",
+    )  # fmt: skip
+    assert answer.status == 0, answer.err
+    assert conforms(answer.document, "record")
+    assert (answer.document["handoffs"], answer.document["state"]) == (3, "finished")
+    assert [json.loads(line)["terminal_status"] for line in requests.read_text().splitlines()] == ["completed"] * 3
+    assert json.loads(report.read_text())["completed_requests"] == 3
+    assert call("verify", journal).status == 0
+    assert call("replay", journal, "--tier", "full").status == 0
+    assert call("list", journal).out.splitlines()[-1] == "3 handoffs, 0 failed"
+    assert call("why", journal).status == 0
+    ladder = call("show", journal, call("list", journal, "--json").document["handoffs"][0]["handoff"])
+    assert "─▶" in ladder.out
+
+
+def test_a_scenario_that_cannot_be_used_is_one_line_with_file_line_and_key(call: Call, tmp_path: Path) -> None:
+    scenario = tmp_path / "bad.toml"
+    scenario.write_text(SMALL.replace("num_gpu_blocks", "num_gpu_block"))
+    answer = call("record", scenario, "--journal", tmp_path / "run.db")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.count("\n") == 1
+    assert f"error: {scenario}, line 16: engine.num_gpu_block" in answer.err
+    assert not (tmp_path / "run.db").exists()
+
+
+def test_an_absent_folder_is_one_line(call: Call, tmp_path: Path) -> None:
+    scenario = tmp_path / "tiny.toml"
+    scenario.write_text(SMALL)
+    answer = call("record", scenario, "--journal", tmp_path / "run.db", "--per-request", tmp_path / "no" / "file")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == f"error: {tmp_path / 'no' / 'file'}: No such file or directory\n"

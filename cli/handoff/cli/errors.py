@@ -25,6 +25,8 @@ _STATUS = {
 
 def status_of(error: Exception) -> int:
     """Say what is wrong in one line, and give the status; errors that are ours are raised again."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     name = type(error).__name__
     if name in _STATUS:
         return complain(error, _STATUS[name])
@@ -39,6 +41,8 @@ def status_of(error: Exception) -> int:
         context = getattr(error, "ctx", None)
         hint = f"; try: {context.command_path} --help" if context is not None else ""
         return complain(f"{error.format_message().rstrip('.')}{hint}")
+    if isinstance(error, OSError) and error.filename is not None:
+        return complain(f"{error.filename}: {error.strerror}")
     raise error
 
 

@@ -180,13 +180,17 @@ _DEPTH = 8
 
 
 def readable(value: Any, depth: int = _DEPTH) -> Any:
-    """A machine's state as plain data for people: attrs classes as mappings, long collections cut with a mark."""
+    """A machine's state as plain data for people.
+
+    Attrs classes become mappings of the fields that their `repr` shows; long collections are cut, with a mark.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, Enum) else value
     if depth == 0 or callable(value):
         return f"<{type(value).__name__}>"
     if attrs.has(type(value)):
-        return {field.name: readable(getattr(value, field.name), depth - 1) for field in attrs.fields(type(value))}
+        shown_fields = [field for field in attrs.fields(type(value)) if field.repr]
+        return {field.name.lstrip("_"): readable(getattr(value, field.name), depth - 1) for field in shown_fields}
     if isinstance(value, Mapping):
         items = list(value.items())
         shown = {_key(key): readable(item, depth - 1) for key, item in items[:_LIMIT]}

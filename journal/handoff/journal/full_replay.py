@@ -468,6 +468,8 @@ def _sentence(seat: Seat, difference: Difference) -> str:
             assert expected is not None
             assert actual is not None
             return f"{seat.name} answers with {describe(expected)} before {describe(actual)}"
+        case _ if expected is not None and actual is not None and expected.is_input:
+            return f"{seat.name} takes {describe(expected)}; the journal holds {describe(actual)}"
         case _:
             assert expected is not None
             assert actual is not None
