@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, NewType, Protocol
 
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from handoff.engines.engine_settings import EngineSettings
 from handoff.journal.transfer_timing import TransferTiming
@@ -41,8 +41,7 @@ BlockName = NewType("BlockName", int)
 """Name of a complete block and of everything before it: a 64-bit integer, equal exactly for equal prefixes."""
 
 
-@frozen
-class EngineRequest:
+class EngineRequest(NamedTuple):
     """A request as an engine sees it.
 
     Attributes:
@@ -231,7 +230,6 @@ class HasRequestId(Protocol):
         """The request."""
 
 
-@define(eq=False)
 class PassResult:
     """One pass, or a run of passes in which only tokens were added.
 
@@ -254,19 +252,25 @@ class PassResult:
         pressure: preemptions or retractions, in order.
     """
 
-    start_ms: float
-    end_ms: float
-    last_start_ms: float
-    passes: int = 1
-    effect: bool = True
-    repeatable: bool = True
-    admissions: list[Admission] = field(factory=list)
-    token_sequences: Sequence["HasRequestId"] = ()
-    ends: list[RequestEnd] = field(factory=list)
-    held: list[SourceHeld] = field(factory=list)
-    kv_events: list[KvEvent] = field(factory=list)
-    metrics: ForwardPassMetrics | None = None
-    pressure: list[PressureRecord] = field(factory=list)
+    __slots__ = (
+        "admissions", "effect", "end_ms", "ends", "held", "kv_events", "last_start_ms", "metrics", "passes",
+        "pressure", "repeatable", "start_ms", "token_sequences",
+    )  # fmt: skip
+
+    def __init__(self, start_ms: float) -> None:
+        self.start_ms = start_ms
+        self.end_ms = start_ms
+        self.last_start_ms = start_ms
+        self.passes = 1
+        self.effect = True
+        self.repeatable = True
+        self.admissions: list[Admission] = []
+        self.token_sequences: Sequence[HasRequestId] = ()
+        self.ends: list[RequestEnd] = []
+        self.held: list[SourceHeld] = []
+        self.kv_events: list[KvEvent] = []
+        self.metrics: ForwardPassMetrics | None = None
+        self.pressure: list[PressureRecord] = []
 
     @property
     def token_requests(self) -> list[RequestId]:

@@ -12,7 +12,7 @@ not fit costs nothing until it could.
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from handoff.engines.engine_core import DuplicateId, EngineRequest
+from handoff.engines.engine_core import BlockHolder, DuplicateId, EngineRequest
 from handoff.journal.vocabulary import HandoffId, RequestId
 
 Sequence_ = TypeVar("Sequence_")
@@ -24,18 +24,21 @@ class Destination:
     Attributes:
         handoff_id, request: who it is for.
         tried_at: the capacity generation of its last try, -1 for none.
-        keys: cached blocks that its reservation pinned (the engine's own kind of key).
-        blocks: blocks that its reservation owns, the pinned ones included.
+        is_reserved: whether it owns its blocks.
+        blocks: blocks that its prompt needs; they are its own once it is reserved.
+        keys: cached blocks among them that its reservation pinned (the engine's own kind of key).
+        anchor: what else the reservation holds on to (SGLang: the locked node of its prefix).
     """
 
-    __slots__ = ("anchor", "blocks", "handoff_id", "keys", "request", "tried_at")
+    __slots__ = ("anchor", "blocks", "handoff_id", "is_reserved", "keys", "request", "tried_at")
 
-    def __init__(self, handoff_id: HandoffId, request: EngineRequest) -> None:
+    def __init__(self, handoff_id: HandoffId, request: EngineRequest, blocks: int) -> None:
         self.handoff_id = handoff_id
         self.request = request
         self.tried_at = -1
+        self.is_reserved = False
         self.keys: list[int] = []
-        self.blocks = 0
+        self.blocks = blocks
         self.anchor: object = None
 
 
@@ -75,6 +78,7 @@ class DestinationQueue:
     def reserve_head(self) -> None:
         """The head got its blocks."""
         handoff_id, head = self.pending.popitem(last=False)
+        head.is_reserved = True
         self.reserved[handoff_id] = head
 
     def _head(self) -> Destination:
@@ -86,6 +90,13 @@ class DestinationQueue:
             if destination.request.request_id == request_id:
                 return destination.handoff_id
         raise KeyError(request_id)
+
+    def holders(self) -> list[BlockHolder]:
+        """Who owns blocks by reservation."""
+        return [
+            BlockHolder(destination.request.request_id, "reserved destination", destination.blocks)
+            for destination in self.reserved.values()
+        ]
 
     def requests(self) -> list[EngineRequest]:
         """Pending, then reserved, in order."""

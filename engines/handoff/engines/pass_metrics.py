@@ -29,9 +29,9 @@ class PassWork:
         """A request computed part of its prompt."""
         self.prefills[sequence.request_id] = (sequence.prompt_tokens, computed, present)
 
-    def remove_prefill(self, sequence: TokenSequence) -> None:
+    def remove_prefill(self, request_id: RequestId) -> None:
         """It was preempted in the same pass."""
-        self.prefills.pop(sequence.request_id, None)
+        self.prefills.pop(request_id, None)
 
     def metrics(self, wall_time_ms: float) -> ForwardPassMetrics:
         """The sums and variances."""

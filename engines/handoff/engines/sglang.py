@@ -21,35 +21,28 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from handoff.engines.commanded_core import CommandedCore
 from handoff.engines.decode_batch import DecodeBatch, DecodeRun
 from handoff.engines.engine_core import (
-    NOTHING_TO_DO,
     Admission,
     Blocked,
     BlockHolder,
-    DestinationReserved,
-    DestinationTooLarge,
     EndKind,
     EngineMetrics,
     EngineRequest,
     ForwardPassMetrics,
-    KvEvent,
     PassResult,
     PressureRecord,
-    Reply,
-    RequestEnd,
-    SourceHeld,
 )
 from handoff.engines.engine_settings import EngineSettings, SchedulePolicy
-from handoff.engines.holds import Destination, DestinationQueue, HandoffIndex
-from handoff.engines.kv_event_log import KvEventLog
+from handoff.engines.holds import Destination
 from handoff.engines.page_advertisement import PageAdvertisement
 from handoff.engines.pass_metrics import PassWork
 from handoff.engines.radix_cache import RadixCache, RadixNode
 from handoff.engines.timing_model import TimingModel
 from handoff.engines.token_gaps import GapLog
 from handoff.engines.token_sequence import TokenSequence
-from handoff.journal.vocabulary import HandoffId, RequestId, WorkerRole
+from handoff.journal.vocabulary import WorkerRole
 
 _UNLIMITED: Final = 1 << 62
 _LPM_QUEUE_LIMIT: Final = 128
@@ -79,7 +72,7 @@ class SglangSequence(TokenSequence):
         self.node = root
 
 
-class SglangCore:
+class SglangCore(CommandedCore[SglangSequence]):
     """An SGLang-style engine core; see `EngineCore` for the contract.
 
     Args:
@@ -99,13 +92,9 @@ class SglangCore:
         capture_metrics: bool = False,
         gap_log: GapLog | None = None,
     ) -> None:
-        self.settings = settings
+        super().__init__(settings, capture_kv_events=capture_kv_events, gap_log=gap_log)
         self._timing = timing
         self._capture_metrics = capture_metrics
-        self._gap_log = gap_log
-        self._page_size = settings.block_size
-        self._caching = settings.enable_prefix_caching
-        self._events = KvEventLog() if capture_kv_events and self._caching else None
         self._advertised = PageAdvertisement(self._events) if self._events is not None else None
         self._cache = RadixCache(settings.num_gpu_blocks, self._advertised)
         self._is_decode = settings.worker_role is WorkerRole.DECODE
@@ -119,160 +108,89 @@ class SglangCore:
         self._waiting: deque[SglangSequence] = deque()
         self._prebuilt: deque[SglangSequence] = deque()
         self._running: list[SglangSequence] = []
-        self._batch: DecodeBatch[SglangSequence] = DecodeBatch(self._page_size, completions=True)
+        self._batch: DecodeBatch[SglangSequence] = DecodeBatch(self._block_size, completions=True)
         self._joined: list[SglangSequence] = []
         """Joined the batch in this pass, or have exactly one token: their next token's time is still to be noted."""
-        self._index: HandoffIndex[SglangSequence] = HandoffIndex()
-        self._queue = DestinationQueue()
         self._retractions = 0
         self._hit_tokens = 0
         self._seen_tokens = 0
         self._run: DecodeRun | None = None
         self._may_extend = False
-        self._boundary_ms = 0.0
-
-    # -- commands -------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether a pass could do anything."""
         return bool(self._running or self._waiting or self._prebuilt)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nobody is left here."""
-        return not self._index.requests
+    # -- what commands do -----------------------------------------------------------------------------
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue an ordinary request."""
-        self._index.check_request_is_new(request.request_id)
-        self._enqueue(SglangSequence(request, request.max_output_tokens, self._cache.root))
-
-    def submit_handoff_prefill(self, handoff_id: HandoffId, request: EngineRequest) -> None:
-        """Queue a prefill that will be held."""
-        self._index.check_request_is_new(request.request_id)
-        self._index.check_handoff_is_new(handoff_id, self._queue)
-        sequence = SglangSequence(request, min(1, request.max_output_tokens), self._cache.root)
-        sequence.source_of = handoff_id
-        self._index.sources[handoff_id] = sequence
-        self._enqueue(sequence)
+    def _sequence(self, request: EngineRequest, limit: int) -> SglangSequence:
+        return SglangSequence(request, limit, self._cache.root)
 
     def _enqueue(self, sequence: SglangSequence) -> None:
-        self._index.requests[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def release_source(self, handoff_id: HandoffId) -> Reply:
-        """Free a held source, or unregister a pending one."""
-        held = self._index.held.pop(handoff_id, None)
-        if held is None:
-            pending = self._index.sources.pop(handoff_id, None)
-            if pending is None:
-                return NOTHING_TO_DO
-            pending.source_of = None
-            return Reply(True)
-        self._put_into_cache(held)
-        del self._index.requests[held.request_id]
-        self._queue.generation += 1
-        return Reply(True, self.retry_pending_destinations())
+    def _free_held(self, sequence: SglangSequence) -> None:
+        self._put_into_cache(sequence)
 
-    def cancel_source(self, handoff_id: HandoffId) -> Reply:
-        """Free a held source, or drop a pending one."""
-        pending = self._index.sources.get(handoff_id)
-        if pending is None:
-            return self.release_source(handoff_id)
-        self._drop(pending)
-        return Reply(True, self.retry_pending_destinations())
+    def _free_reserved(self, destination: Destination) -> None:
+        if isinstance(destination.anchor, RadixNode):
+            self._cache.available += destination.blocks - len(destination.keys)
+            self._cache.unlock(destination.anchor)
 
-    def reserve_destination(self, handoff_id: HandoffId, request: EngineRequest, *, busy: bool) -> Reply:
-        """Queue a destination."""
-        self._index.check_request_is_new(request.request_id)
-        self._index.check_handoff_is_new(handoff_id, self._queue)
-        needed = self._pages_for(request.prompt_tokens)
-        if needed > self._cache.capacity:
-            raise DestinationTooLarge(request.request_id, needed, self._cache.capacity)
-        self._index.requests[request.request_id] = None
-        self._queue.accept(Destination(handoff_id, request))
-        return Reply(True, None if busy else self.retry_pending_destinations())
-
-    def activate_destination(self, handoff_id: HandoffId) -> Reply:
-        """Make a reservation runnable: its complete pages enter the tree, and it waits to be promoted."""
-        destination = self._queue.reserved.pop(handoff_id, None)
-        if destination is None:
-            return NOTHING_TO_DO
+    def _take_blocks_for(self, destination: Destination) -> bool:
         request = destination.request
-        sequence = SglangSequence(request, request.max_output_tokens, self._cache.root)
-        sequence.destination_of = handoff_id
+        names: list[int] = []
+        node, matched = self._cache.root, 0
+        if self._caching:
+            names = list(request.block_names[: request.prompt_tokens // self._block_size])
+            node, matched = self._cache.match_and_lock(names)
+        if not self._cache.allocate(destination.blocks - matched):
+            self._cache.unlock(node)
+            return False
+        destination.anchor = node
+        destination.keys = names[:matched]
+        return True
+
+    def _activate(self, destination: Destination) -> SglangSequence:
+        """Its complete pages enter the tree, and it waits to be promoted."""
+        request = destination.request
+        sequence = self._sequence(request, request.max_output_tokens)
         sequence.materialized = request.prompt_tokens
         sequence.pages = destination.blocks
         sequence.cached = len(destination.keys)
         if isinstance(destination.anchor, RadixNode):
             sequence.node = destination.anchor
         available = self._cache.available
-        self._advertise(sequence, sequence.cached, request.prompt_tokens // self._page_size)
+        self._advertise(sequence, sequence.cached, request.prompt_tokens // self._block_size)
         self._cache_complete(sequence, request.prompt_tokens)
         if self._cache.available > available:
             self._queue.generation += 1
-        self._index.active[handoff_id] = sequence
-        self._index.requests[sequence.request_id] = sequence
         self._prebuilt.append(sequence)
-        return Reply(True, self.retry_pending_destinations())
+        return sequence
 
-    def cancel_destination(self, handoff_id: HandoffId) -> Reply:
-        """Drop a destination in whatever state it is."""
-        pending = self._queue.pending.pop(handoff_id, None)
-        reserved = self._queue.reserved.pop(handoff_id, None)
-        destination = pending or reserved
-        if destination is not None:
-            self._cache.available += destination.blocks - len(destination.keys)
-            if isinstance(destination.anchor, RadixNode):
-                self._cache.unlock(destination.anchor)
-            del self._index.requests[destination.request.request_id]
+    def _drop(self, sequence: SglangSequence) -> None:
+        if sequence.in_batch:
+            self._leave_batch(sequence)
+        for place in (self._running, self._waiting, self._prebuilt):
+            if sequence in place:
+                place.remove(sequence)
+        self._free_private(sequence)
+        self._cache.unlock(sequence.node)
+        self._forget(sequence)
+        if sequence.pages:
             self._queue.generation += 1
-        else:
-            sequence = self._index.active.get(handoff_id)
-            if sequence is None:
-                return NOTHING_TO_DO
-            self._drop(sequence)
-        return Reply(True, self.retry_pending_destinations())
 
-    def cancel_request(self, request_id: RequestId) -> Reply:
-        """Drop a request; one that a handoff owns is dropped as that handoff's cancel would."""
-        if request_id not in self._index.requests:
-            return NOTHING_TO_DO
-        sequence = self._index.requests[request_id]
-        if sequence is None:
-            return self.cancel_destination(self._queue.handoff_of(request_id))
-        if sequence.source_of in self._index.held:
-            return self.cancel_source(sequence.source_of)
-        self._drop(sequence)
-        return Reply(True, self.retry_pending_destinations())
-
-    def retry_pending_destinations(self) -> DestinationReserved | None:
-        """Try the head of the queue once for each state of capacity."""
-        head = self._queue.head_to_try()
-        if head is None:
-            return None
-        request = head.request
-        names: list[int] = []
-        node, matched = self._cache.root, 0
-        if self._caching:
-            names = list(request.block_names[: request.prompt_tokens // self._page_size])
-            node, matched = self._cache.match_and_lock(names)
-        needed = self._pages_for(request.prompt_tokens)
-        if not self._cache.allocate(needed - matched):
-            self._cache.unlock(node)
-            return None
-        head.anchor = node
-        head.keys = names[:matched]
-        head.blocks = needed
-        self._queue.reserve_head()
-        return DestinationReserved(head.handoff_id, request.request_id, (needed - matched) * self._page_size)
+    def _settle_length(self, sequence: SglangSequence) -> None:
+        if sequence.in_batch:
+            sequence.tokens = sequence.offset + self._batch.step
+            sequence.last_ms = self._boundary_ms if sequence.first_ms is not None else None
 
     # -- passes ---------------------------------------------------------------------------------------
 
     def execute_pass(self, now_ms: float) -> PassResult:
         """Run one pass."""
-        result = PassResult(now_ms, now_ms, now_ms)
+        result = PassResult(now_ms)
         work = PassWork() if self._capture_metrics else None
         ratio = self._ratio
         members = self._batch.size
@@ -318,7 +236,7 @@ class SglangCore:
         """Longest match first; of several with the same unknown beginning, only the first keeps its place."""
         if len(self._waiting) > _LPM_QUEUE_LIMIT:
             return
-        page = self._page_size
+        page = self._block_size
         beginning = -(-_LPM_PREFIX_TOKENS // page)
         seen: dict[int, None] = {}
         ranked: list[tuple[bool, int, int, SglangSequence]] = []
@@ -338,7 +256,7 @@ class SglangCore:
     def _prefill(self, result: PassResult, work: PassWork | None) -> None:
         """Admit what fits into this pass, charge for it, and move the complete prompts to the batch."""
         options = self.settings.sglang
-        page = self._page_size
+        page = self._block_size
         room = self._cache.obtainable * page - self._set_aside()
         input_left = options.max_prefill_tokens
         chunk_left = options.chunked_prefill_size
@@ -364,7 +282,7 @@ class SglangCore:
             self._waiting.popleft()
             admitted.append(sequence)
             result.admissions.append(Admission(sequence.request_id, prefix))
-            room -= (self._pages_for(end) - before) * page + output
+            room -= (self._blocks_for(end) - before) * page + output
             input_left -= charged
             chunk_left -= charged
             total_tokens += end
@@ -396,24 +314,24 @@ class SglangCore:
 
     def _allocate_chunk(self, sequence: SglangSequence, end: int) -> int | None:
         """Get the pages up to token `end`; returns the tokens that were there already, or None for no room."""
-        complete = end // self._page_size
+        complete = end // self._block_size
         if sequence.pages:
             had = sequence.pages
-            if not self._cache.allocate(self._pages_for(end) - had):
+            if not self._cache.allocate(self._blocks_for(end) - had):
                 return None
             prefix = sequence.materialized
-            first = prefix // self._page_size
+            first = prefix // self._block_size
         else:
             node, matched = self._cache.root, 0
             if self._caching:
                 node, matched = self._cache.match_and_lock(sequence.names_to(complete))
-            if not self._cache.allocate(self._pages_for(end) - matched):
+            if not self._cache.allocate(self._blocks_for(end) - matched):
                 self._cache.unlock(node)
                 return None
             sequence.node = node
             sequence.cached = first = matched
-            prefix = matched * self._page_size
-        sequence.pages = self._pages_for(end)
+            prefix = matched * self._block_size
+        sequence.pages = self._blocks_for(end)
         sequence.materialized = end
         self._advertise(sequence, first, complete)
         return prefix
@@ -426,7 +344,7 @@ class SglangCore:
             self._join(sequence)
 
     def _join(self, sequence: SglangSequence) -> None:
-        self._batch.join(sequence, sequence.pages * self._page_size - sequence.tokens)
+        self._batch.join(sequence, sequence.pages * self._block_size - sequence.tokens)
         self._joined.append(sequence)
 
     def _leave_batch(self, sequence: SglangSequence) -> None:
@@ -532,16 +450,12 @@ class SglangCore:
         if self._gap_log is not None:
             sequence.count_gaps(self._gap_log)
         result.ends.append(sequence.end(EndKind.COMPLETED))
-        handoff_id = sequence.source_of
-        if handoff_id is None:
+        if sequence.source_of is None:
             self._put_into_cache(sequence)
             self._forget(sequence)
             self._queue.generation += 1
-            return
-        del self._index.sources[handoff_id]
-        self._index.held[handoff_id] = sequence
-        timing = self.settings.transfer_timing(sequence.prompt_tokens)
-        result.held.append(SourceHeld(handoff_id, sequence.request_id, timing))
+        else:
+            result.held.append(self._hold(sequence, sequence.source_of))
 
     # -- runs -----------------------------------------------------------------------------------------
 
@@ -567,7 +481,7 @@ class SglangCore:
 
     def _passes_without_events(self) -> int:
         """How many passes complete no page and take none."""
-        page = self._page_size
+        page = self._block_size
         return min((-(sequence.offset + self._batch.step) - 1) % page for sequence in self._running)
 
     def cut_pass(self, result: PassResult, at_ms: float) -> None:
@@ -595,9 +509,6 @@ class SglangCore:
 
     # -- pages ----------------------------------------------------------------------------------------
 
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_size)
-
     def _advertise(self, sequence: SglangSequence, first: int, stop: int) -> None:
         """Private pages `first` .. `stop` carry their names from now on."""
         if self._advertised is not None and stop > first:
@@ -606,7 +517,7 @@ class SglangCore:
 
     def _cache_complete(self, sequence: SglangSequence, materialized: int) -> None:
         """Put the complete pages that are not in the tree yet there, and lock their new end instead of the old."""
-        complete = materialized // self._page_size
+        complete = materialized // self._block_size
         if complete <= sequence.cached or not self._caching:
             return
         if complete > len(sequence.request.block_names) or sequence.in_batch:
@@ -619,7 +530,7 @@ class SglangCore:
 
     def _advertise_generated(self, sequence: SglangSequence, complete: int) -> None:
         """Pages that generated tokens completed carry their names only when they enter the tree."""
-        first = max(sequence.cached, sequence.prompt_tokens // self._page_size)
+        first = max(sequence.cached, sequence.prompt_tokens // self._block_size)
         self._advertise(sequence, first, complete)
 
     def _put_into_cache(self, sequence: SglangSequence) -> None:
@@ -636,46 +547,12 @@ class SglangCore:
         """Free the pages that are not in the tree."""
         self._cache.available += sequence.pages - sequence.cached
         if self._advertised is not None:
-            complete = sequence.materialized // self._page_size
-            known = min(complete, sequence.prompt_tokens // self._page_size)
+            complete = sequence.materialized // self._block_size
+            known = min(complete, sequence.prompt_tokens // self._block_size)
             if known > sequence.cached:
                 self._advertised.withdraw(list(reversed(sequence.names_to(known)[sequence.cached :])))
 
-    def _drop(self, sequence: SglangSequence) -> None:
-        """Remove a sequence that waits or runs, between passes."""
-        if sequence.in_batch:
-            self._leave_batch(sequence)
-        for place in (self._running, self._waiting, self._prebuilt):
-            if sequence in place:
-                place.remove(sequence)
-        self._free_private(sequence)
-        self._cache.unlock(sequence.node)
-        self._forget(sequence)
-        if sequence.pages:
-            self._queue.generation += 1
-
-    def _forget(self, sequence: SglangSequence) -> None:
-        del self._index.requests[sequence.request_id]
-        if sequence.source_of is not None:
-            self._index.sources.pop(sequence.source_of, None)
-        if sequence.destination_of is not None:
-            self._index.active.pop(sequence.destination_of, None)
-
     # -- looking --------------------------------------------------------------------------------------
-
-    def take_kv_events(self) -> list[KvEvent]:
-        """The cache events of commands."""
-        return self._events.take() if self._events is not None else []
-
-    def token_times(self, request_id: RequestId) -> RequestEnd | None:
-        """A present request's tokens so far."""
-        sequence = self._index.requests.get(request_id)
-        if sequence is None:
-            return None
-        if sequence.in_batch:
-            sequence.tokens = sequence.offset + self._batch.step
-            sequence.last_ms = self._boundary_ms if sequence.first_ms is not None else None
-        return sequence.end(EndKind.COMPLETED)
 
     def metrics(self) -> EngineMetrics:
         """The engine's load."""
@@ -710,11 +587,11 @@ class SglangCore:
         result = []
         for sequence in (*self._running, *self._prebuilt, *self._waiting):
             output = min(sequence.limit - sequence.generated, self._clip)
-            lacking = max(0, self._pages_for(sequence.tokens + output) - sequence.pages - obtainable)
+            lacking = max(0, self._blocks_for(sequence.tokens + output) - sequence.pages - obtainable)
             what = "pages for its prompt and output" if lacking else "the requests before it in the queue"
             result.append(Blocked(sequence.request_id, what, lacking))
         for destination in self._queue.pending.values():
-            lacking = max(0, self._pages_for(destination.request.prompt_tokens) - obtainable)
+            lacking = max(0, destination.blocks - obtainable)
             result.append(Blocked(destination.request.request_id, "its reservation", lacking))
         return result
 
@@ -726,18 +603,14 @@ class SglangCore:
             ("waiting", tuple(self._waiting)),
             ("held source", tuple(self._index.held.values())),
         )
-        result = [
-            BlockHolder(sequence.request_id, state, sequence.pages)
-            for state, sequences in groups
-            for sequence in sequences
-            if sequence.pages
-        ]
         return [
-            *result,
             *(
-                BlockHolder(destination.request.request_id, "reserved destination", destination.blocks)
-                for destination in self._queue.reserved.values()
+                BlockHolder(sequence.request_id, state, sequence.pages)
+                for state, sequences in groups
+                for sequence in sequences
+                if sequence.pages
             ),
+            *self._queue.holders(),
         ]
 
 
