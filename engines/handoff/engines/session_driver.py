@@ -200,9 +200,11 @@ class SessionDriver:
                 children.cancel_scope.cancel()
             calm = True
         finally:
-            with self._shield:
-                await self._wind_up(calm)
-            self._sender.cancel()
+            try:
+                with self._shield:
+                    await self._wind_up(calm)
+            finally:
+                self._sender.cancel()
 
     async def _wind_up(self, calm: bool) -> None:
         if self.crashed:
