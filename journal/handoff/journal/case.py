@@ -150,3 +150,11 @@ def blocks_of(event: Event) -> frozenset[int]:
 def overlap(blocks: Iterable[int], others: Iterable[int]) -> list[int]:
     """The blocks that two have in common, in order."""
     return sorted(set(blocks) & set(others))
+
+
+def is_rounded_up(tokens: int, prompt_tokens: int) -> bool:
+    """Whether a count is no more than a prompt's, rounded up to whole blocks of some power of two.
+
+    An engine that reserves whole blocks asks for them; one block more than that is a mismatch.
+    """
+    return tokens - prompt_tokens < (tokens & -tokens) or tokens <= prompt_tokens

@@ -5,7 +5,7 @@ Most are what the coordinator refuses or passes over; the figures of both sides 
 
 from collections.abc import Iterator
 
-from handoff.journal.case import IGNORED, Case, window_of
+from handoff.journal.case import IGNORED, Case, is_rounded_up, window_of
 from handoff.journal.chronicle import Role, text_of
 from handoff.journal.coordinator_actor import FactOffered
 from handoff.journal.event import Event
@@ -237,7 +237,7 @@ def token_mismatch(case: Case) -> Iterator[Finding]:
     if _is_inferred(one) or _is_inferred(other):
         return
     timing, missing = one.transfer_timing, other.transferable_prompt_tokens or 0
-    if missing <= timing.full_prompt_tokens:
+    if is_rounded_up(missing, timing.full_prompt_tokens):
         return
     charged = timing.mode is TimingMode.DESTINATION_MISSING and _is_longer(timing, missing)
     yield case.finding(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from handoff.journal.case import Case
 from handoff.journal.chronicle import Role, text_of
+from handoff.journal.event import Event
 from handoff.journal.finding import Certainty, Finding
 from handoff.journal.terms import EndState, Kind, TimerName, WireName
 from handoff.journal.vocabulary import OutcomeName, Side, TerminalStatus, Verdict
@@ -134,23 +135,34 @@ def vanished_registration(case: Case) -> Iterator[Finding]:
 
 
 def call_before_deadline(case: Case) -> Iterator[Finding]:
-    """A control call ended at a deadline that had moved since it began (E21)."""
+    """A control call gave up at the deadline that held when it began, though that had moved since (E21)."""
     for role in (Role.SOURCE, Role.DESTINATION):
-        moved = case.chronicle.of(role, Kind.DEADLINE_MOVED)
-        fired = [
+        deadlines = [
             event
-            for event in case.chronicle.of(role, Kind.DEADLINE_FIRED, Kind.TIMER_FIRED)
-            if event.name in (None, TimerName.SESSION_DEADLINE) and event.verdict == Verdict.APPLIED
+            for event in case.chronicle.of(role, Kind.DEADLINE_SET, Kind.DEADLINE_MOVED)
+            if event.name == TimerName.SESSION_DEADLINE
         ]
         for reply in case.chronicle.of(role, Kind.CONTROL_REPLIED):
-            early = reply.outcome == OutcomeName.FAILED and reply.payload.get("gave_up") == "deadline"
-            later = [event for event in moved if event.seq < reply.seq]
-            if early and later and not any(event.seq < reply.seq for event in fired):
+            called = [e for e in case.chronicle.of(role, Kind.CONTROL_CALLED) if e.seq < reply.seq and _same(e, reply)]
+            then = [event for event in deadlines if called and event.seq < called[-1].seq]
+            now = [event for event in deadlines if event.seq < reply.seq]
+            if not then or OutcomeName.FAILED not in (reply.outcome, reply.payload.get("mapped")):
+                continue
+            if _expires_ms(then[-1]) <= reply.at_ms < _expires_ms(now[-1]):
                 yield case.finding(
                     "call_before_deadline",
-                    [later[-1].seq, reply.seq],
-                    f"a control call of the {role} gave up at the deadline that held when it began",
+                    [called[-1].seq, now[-1].seq, reply.seq],
+                    f"{reply.name} gave up at {reply.at_ms:g} ms, the deadline when it was called, which had moved to "
+                    f"{_expires_ms(now[-1]):g} ms since",
                 )
+
+
+def _same(called: Event, reply: Event) -> bool:
+    return called.name == reply.name and called.action_id == reply.action_id
+
+
+def _expires_ms(deadline: Event) -> float:
+    return float(deadline.payload["expires_ms"])
 
 
 def retry_refused_early(case: Case) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import Factory, define
 
+from handoff.journal.case import is_rounded_up
 from handoff.journal.event import Event, payload_from_json
 from handoff.journal.event_source import EventSource
 from handoff.journal.terms import TERMS, EndState, Kind
@@ -81,7 +82,7 @@ class Screen:
         if prompt is None or missing is None:
             self._tokens[number] = (prompt, missing)
             return True
-        return missing <= prompt
+        return is_rounded_up(missing, prompt)
 
     def suspects(self) -> list[int]:
         """The numbers of the handoffs that are not plainly healthy, in order."""
