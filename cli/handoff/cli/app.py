@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "list": Subcommand("list_handoffs", "List handoffs, a line each."),
     "show": Subcommand("show", "Show a handoff as a two-lane ladder."),
     "why": Subcommand("why", "Explain what went wrong, and who owes which cleanup."),
+    "ledger": Subcommand("ledger", "Show who owns what at a row, and whose duty each cleanup is."),
     "import": Subcommand("import_lines", "Write event lines of other systems into a journal."),
     "export": Subcommand("export", "Write a journal in another form."),
     "verify": Subcommand("verify", "Check a journal's integrity."),

@@ -68,7 +68,8 @@ def _summary(examined: Sequence[PostMortem], total: int) -> Text:
     troubled = [postmortem for postmortem in examined if not postmortem.healthy]
     if not troubled:
         return Text(f"{counted(total, 'handoff')} examined: nothing is wrong.", style="green")
-    causes = Counter(finding.code for postmortem in troubled for finding in postmortem.root_causes)
+    roots = {(f.code, f.handoffs, f.rows) for postmortem in troubled for f in postmortem.root_causes}
+    causes = Counter(code for code, _, _ in roots)
     text = Text(f"{len(troubled):,} of {total:,} handoffs with findings; root causes: ", style="bold")
     text.append(", ".join(f"{code} {count}" for code, count in sorted(causes.items(), key=lambda c: (-c[1], c[0]))))
     return text

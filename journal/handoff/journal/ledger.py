@@ -10,14 +10,14 @@ kept its blocks still holds them. Once a destination is activated its copy belon
 duty of the handoff's any more. When every duty is discharged the balance is zero.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from attrs import define, evolve, field, frozen
 
 from handoff.journal.event import Event
 from handoff.journal.event_source import EventSource
-from handoff.journal.terms import Kind
+from handoff.journal.terms import Kind, TimerName
 from handoff.journal.vocabulary import ActionName, FactName, OutcomeName, Side, Verdict
 
 
@@ -53,6 +53,7 @@ class Holding:
         since_seq, since_ms: the row that opened it, or made it certain.
         blocks: block ids, where rows name them.
         actor: whose permit or session it is.
+        until_ms: the deadline at which it ends by itself: a hold's lease, a session's deadline; None: never.
         duty: who has to give it up: ``source session``, ``destination session``, ``coordinator``, ``decode``, or
             ``nobody`` when those who could are gone.
     """
@@ -65,6 +66,7 @@ class Holding:
     since_ms: float
     blocks: tuple[int, ...] | None = None
     actor: int | None = None
+    until_ms: float | None = None
     duty: str = "coordinator"
 
     @property
@@ -112,7 +114,7 @@ class Ledger:
     """Folds rows into holdings; `apply` takes them in order."""
 
     seq: int = 0
-    _open: dict[_Key, Holding] = field(factory=dict)
+    _open: dict[int, dict[tuple[Asset, int], Holding]] = field(factory=dict)
     _names: dict[tuple[int, int], str] = field(factory=dict)
     _annotated: set[_Key] = field(factory=set)
     _freed: set[_Key] = field(factory=set)
@@ -143,6 +145,8 @@ class Ledger:
                 self._permit(event)
             case Kind.SESSION_STARTED | Kind.SESSION_ENDED:
                 self._session(event)
+            case Kind.DEADLINE_SET | Kind.DEADLINE_MOVED if event.name == TimerName.SESSION_DEADLINE:
+                self._deadline(event)
             case _:
                 pass
 
@@ -150,9 +154,13 @@ class Ledger:
         """What is owned now, by handoff and in the order in which it was opened."""
         return tuple(
             evolve(holding, duty=self._duty(holding))
-            for key, holding in sorted(self._open.items(), key=lambda item: (item[0][0], item[1].since_seq))
-            if handoff is None or key[0] == handoff
+            for number in (sorted(self._open) if handoff is None else (handoff,))
+            for holding in sorted(self.of(number).values(), key=lambda holding: holding.since_seq)
         )
+
+    def of(self, handoff: int) -> Mapping[tuple[Asset, int], Holding]:
+        """What one handoff owns, by asset and number of the actor whose it is (0: the handoff's own)."""
+        return self._open.get(handoff, {})
 
     def balance(self, handoff: int | None = None) -> dict[Asset, int]:
         """How many holdings of each asset still have to be given up."""
@@ -200,14 +208,18 @@ class Ledger:
 
     def _activated(self, handoff: int) -> None:
         key = (handoff, Asset.DESTINATION_KV, 0)
-        holding = self._open.get(key)
+        holding = self._get(key)
         if holding is not None:
-            self._open[key] = evolve(holding, state=HoldingState.DECODING)
+            self._put(key, evolve(holding, state=HoldingState.DECODING))
 
     def _annotate(self, event: Event) -> None:
         assert event.handoff is not None
         name = str(event.payload.get("resource"))
         held, freed = _ANNOTATED_HELD.get(name), _ANNOTATED_FREED.get(name)
+        key = (event.handoff, Asset.SOURCE_KV, 0)
+        known = self._get(key)
+        if name == "lease_renewed" and known is not None:
+            self._put(key, evolve(known, until_ms=event.payload.get("lease_deadline_ms")))
         if held is not None:
             blocks = event.payload.get("blocks")
             self._annotated.add((event.handoff, held, 0))
@@ -219,12 +231,14 @@ class Ledger:
         assert event.handoff is not None
         key = (event.handoff, Asset.PERMIT, event.actor or 0)
         if event.kind == Kind.PERMIT_TAKEN:
-            side = Side.SOURCE if not any(k[:2] == key[:2] for k in self._open) else Side.DESTINATION
-            self._open[key] = Holding(
+            second = any(asset is Asset.PERMIT for asset, _ in self.of(event.handoff))
+            side = Side.DESTINATION if second else Side.SOURCE
+            taken = Holding(
                 event.handoff, Asset.PERMIT, side, HoldingState.HELD, event.seq, event.at_ms, None, event.actor
             )
+            self._put(key, taken)
         elif event.verdict == Verdict.APPLIED:
-            self._open.pop(key, None)
+            self._drop(key)
 
     def _session(self, event: Event) -> None:
         assert event.handoff is not None
@@ -234,31 +248,53 @@ class Ledger:
         key = (event.handoff, Asset.SESSION, event.actor or 0)
         if event.kind == Kind.SESSION_STARTED:
             self._sessions[event.handoff, side] = "live"
-            self._open[key] = Holding(
+            begun = Holding(
                 event.handoff, Asset.SESSION, side, HoldingState.HELD, event.seq, event.at_ms, None, event.actor
             )
+            self._put(key, begun)
         elif event.verdict is None:
             self._sessions[event.handoff, side] = "ended"
-            self._open.pop(key, None)
+            self._drop(key)
+
+    def _deadline(self, event: Event) -> None:
+        key = (event.handoff or 0, Asset.SESSION, event.actor or 0)
+        known = self._get(key)
+        if known is not None:
+            self._put(key, evolve(known, until_ms=event.payload.get("expires_ms")))
 
     # -- holdings -------------------------------------------------------------------------------------
+
+    def _get(self, key: _Key) -> Holding | None:
+        return self._open.get(key[0], {}).get(key[1:])
+
+    def _put(self, key: _Key, holding: Holding) -> None:
+        self._open.setdefault(key[0], {})[key[1:]] = holding
+
+    def _drop(self, key: _Key) -> None:
+        own = self._open.get(key[0])
+        if own is not None:
+            own.pop(key[1:], None)
+            if not own:
+                del self._open[key[0]]
 
     def _open_asset(
         self, event: Event, asset: Asset, state: HoldingState, blocks: tuple[int, ...] | None = None
     ) -> None:
         assert event.handoff is not None
         key = (event.handoff, asset, 0)
-        known = self._open.get(key)
+        known = self._get(key)
         self._freed.discard(key)
         if known is not None and known.state is state and blocks is None:
             return
         if known is not None and known.state is HoldingState.DECODING:
             return
         kept = known.blocks if known is not None and blocks is None else blocks
-        self._open[key] = Holding(event.handoff, asset, _SIDE[asset], state, event.seq, event.at_ms, kept)
+        until_ms = event.payload.get("lease_deadline_ms", None if known is None else known.until_ms)
+        opened = Holding(event.handoff, asset, _SIDE[asset], state, event.seq, event.at_ms, kept, until_ms=until_ms)
+        self._put(key, opened)
 
     def _close(self, handoff: int, asset: Asset) -> None:
-        self._open.pop((handoff, asset, 0), None)
+        self._drop((handoff, asset, 0))
         self._freed.add((handoff, asset, 0))
 
     def _settled(self, handoff: int, asset: Asset) -> bool:
@@ -267,7 +303,7 @@ class Ledger:
         return key in self._annotated or key in self._freed
 
     def _holding(self, handoff: int, asset: Asset, state: HoldingState) -> bool:
-        holding = self._open.get((handoff, asset, 0))
+        holding = self._get((handoff, asset, 0))
         return holding is not None and holding.state is state
 
     def _duty(self, holding: Holding) -> str:
