@@ -19,8 +19,8 @@ $(READY): requirements.lock pyproject.toml
 	  || { echo "handoff: $(PYTHON) is too old: install Python 3.11 or later, or run make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "handoff: $(PYTHON) has no venv module: on Debian, apt-get install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 	@echo "handoff: ready; the command is $(BIN)/handoff"
 

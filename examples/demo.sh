@@ -24,7 +24,7 @@ run handoff replay out/chat.db --tier full
 
 say "3. Now one acknowledgement gets lost on its way, as it does in production."
 run handoff record examples/lost-ack.toml --journal out/lost-ack.db
-run_expecting_findings handoff list out/lost-ack.db --failed
+run handoff list out/lost-ack.db --failed
 
 say "4. Why? Each sentence names the rows that prove it."
 run_expecting_findings handoff why out/lost-ack.db
