@@ -39,6 +39,7 @@ from handoff.engines.request_stream import OutputSignal, RequestStream
 from handoff.engines.session_context import SessionContext
 from handoff.engines.signals import HandoffCompletion, Signal
 from handoff.engines.source_driver import SourceRegistration
+from handoff.journal.port import JournalFailed
 from handoff.journal.vocabulary import ActionName, Seq, order_for_engine
 
 
@@ -94,6 +95,22 @@ class _Prepared:
     permit: Permit
     stream: RequestStream
     boundary: LiveHandoffBoundary
+
+
+@define
+class _Outcome:
+    """What is known so far of a worker's part of a request."""
+
+    last: OutputSignal | None = None
+    error: str | None = None
+
+    def served(self) -> Served:
+        """All of it is known."""
+        if self.last is not None and self.last.rejected:
+            return Served(self.last, "the engine rejected the request: it can never run there")
+        if self.last is None and self.error is None:
+            return Served(error="the request's stream was closed before its end")
+        return Served(self.last, self.error)
 
 
 class LiveWorker:
@@ -172,6 +189,12 @@ class LiveWorker:
     async def _hand_over(self, ticket: Ticket, prepared: _Prepared) -> Served:
         raise NotImplementedError
 
+    async def _read(self, ticket: Ticket, prepared: _Prepared, outcome: _Outcome) -> None:
+        """Read the stream to its end; a request that the engine rejects is given up on both sides."""
+        outcome.last = await prepared.stream.ended()
+        if outcome.last is not None and outcome.last.rejected:
+            ticket.cancel.set()
+
     async def _make_sure_nothing_is_held(self, prepared: _Prepared) -> None:
         """Tell the engine to give up what it may hold, behind a shield: tearing down must not leave anything."""
         clock = self.context.clock
@@ -204,12 +227,19 @@ class PrefillWorker(LiveWorker):
             self.context.shutdown,
             BootstrapServerConfig(max_pending_connections=max_sessions),
             host=host,
-            room=self.context.journal.room,
+            room=self._room,
         )
         self.manager = SourceHandoffManager(self.server.take_incoming(), max_sessions, self.context, label=self.label)
         self.server.on_overloaded = self.manager.note_overloaded
         await nursery.start(self.manager.run)
         await nursery.start(self.server.run)
+
+    async def _room(self) -> None:
+        """Wait for room in the journal; when it is lost there will be none, and nobody is let in any more."""
+        try:
+            await self.context.journal.room()
+        except JournalFailed:
+            await self.context.shutdown.wait()
 
     async def wait_closed(self) -> None:
         """Wait until, after the shutdown signal, every session has cleaned up and the server is closed."""
@@ -233,9 +263,13 @@ class PrefillWorker(LiveWorker):
             self.manager.try_register(registration)
         except SourceAdmissionFailed as error:
             return Served(error=str(error), entered=False)
-        result = await completion.wait()
-        last = await prepared.stream.ended() if result.ok else None
-        return Served(last, result.error)
+        outcome = _Outcome()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, ticket, prepared, outcome)
+            outcome.error = (await completion.wait()).error
+            if outcome.error is not None:
+                nursery.cancel_scope.cancel()
+        return outcome.served()
 
 
 class DecodeWorker(LiveWorker):
@@ -258,17 +292,15 @@ class DecodeWorker(LiveWorker):
         outcome = _Outcome()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_session, connection, ticket, prepared, outcome, nursery.cancel_scope)
-            outcome.last = await prepared.stream.ended()
-        if outcome.error is None and outcome.last is None:
-            outcome.error = "the request's stream was closed before its end"
-        return Served(outcome.last, outcome.error)
+            await self._read(ticket, prepared, outcome)
+        return outcome.served()
 
     async def _run_session(
         self,
         connection: BootstrapConnection,
         ticket: Ticket,
         prepared: _Prepared,
-        outcome: "_Outcome",
+        outcome: _Outcome,
         reading: trio.CancelScope,
     ) -> None:
         """Run the destination's session; an error of it ends the response."""
@@ -278,9 +310,3 @@ class DecodeWorker(LiveWorker):
         outcome.error = result.error
         if result.error is not None:
             reading.cancel()
-
-
-@define
-class _Outcome:
-    last: OutputSignal | None = None
-    error: str | None = None

@@ -20,6 +20,7 @@ from handoff.engines.clock import RunClock
 from handoff.engines.cluster_setup import start_cluster
 from handoff.engines.collector import Collector
 from handoff.engines.conductor_rows import RequestEnded
+from handoff.engines.engine_errors import EngineFailed
 from handoff.engines.live_cluster import LiveCluster
 from handoff.engines.live_records import LiveRecords
 from handoff.engines.scenario import Scenario
@@ -28,6 +29,7 @@ from handoff.engines.simulated_request import SimulatedRequest
 from handoff.engines.token_gaps import GapLog
 from handoff.engines.workload import Turn, WorkloadSource
 from handoff.journal.durable_journal import Journal
+from handoff.journal.port import JournalFailed
 from handoff.journal.receipt import Durability
 from handoff.journal.terms import EndState
 from handoff.journal.vocabulary import TerminalStatus
@@ -152,7 +154,11 @@ class Recording:
         for worker in cluster.prefill:
             await worker.wait_closed()
         for live_worker in (*cluster.prefill, *cluster.decode):
-            await live_worker.engine.shutdown()
+            try:
+                await live_worker.engine.shutdown()
+            except EngineFailed as failed:
+                if not isinstance(failed.cause, JournalFailed):  # that one is told when the journal is closed
+                    raise
 
     async def _listen_for_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(*self.interrupted_by) as signals:
