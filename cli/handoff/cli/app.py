@@ -27,6 +27,7 @@ class Subcommand:
 
 COMMANDS: Mapping[str, Subcommand] = {
     "record": Subcommand("record", "Run live handoffs (real TCP, real time) and journal them."),
+    "simulate": Subcommand("simulate", "Run a scenario in virtual time."),
     "replay": Subcommand("replay", "Re-execute a journal offline, compare, report the first divergence."),
     "list": Subcommand("list_handoffs", "List handoffs, a line each."),
     "show": Subcommand("show", "Show a handoff as a two-lane ladder."),

@@ -2,17 +2,17 @@
 
 A physical block is *free*, *private* to one request, or *cached*: named, and found by whoever looks for that prefix.
 A cached block without references is *inactive*; inactive blocks form one queue, least recently released first, from
-which blocks are evicted when free ones run out. A block that is referenced again leaves its place in the queue behind,
-counted as outdated, to be skipped when its turn comes. Two requests that compute the same block at the same time each keep
-their own copy; a lookup uses the oldest.
+which blocks are evicted when free ones run out. A block that is referenced again leaves its place in the queue
+behind, counted as outdated, to be skipped when its turn comes. Two requests that compute the same block at the same
+time each keep their own copy; a lookup uses the oldest.
 
 Blocks have no numbers here. A cached block is known by a *key*: its name, or, for a further copy of that name, a
 negative number. Free and private blocks are only counted.
 
 What makes this fast rests on one invariant: **the ancestors of a visible name are visible.** Whoever holds a block
 holds copies of all blocks before it and releases the deepest first, so a block is always queued for eviction ahead
-of some copy of each of its ancestors. Hence a prefix match can be bisected, and if the first of a run of new blocks is
-not visible, none of them is.
+of some copy of each of its ancestors. Hence a prefix match can be bisected, and if the first of a run of new blocks
+is not visible, none of them is.
 """
 
 from collections import deque

@@ -1,7 +1,8 @@
 """Takes requests as they end, and keeps what a report needs of them.
 
-Records go out in the order of arrival; a request that ends before an earlier one waits for it here, so what is held back
-is bounded by what is in flight. What the summary needs is one number a request and figure, and nothing a token.
+Records go out in the order of arrival; a request that ends before an earlier one waits for it here, so what is held
+back is bounded by what is in flight. What the summary needs is one number a request and figure, and nothing a
+token.
 """
 
 from array import array

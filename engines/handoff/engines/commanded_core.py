@@ -1,8 +1,8 @@
 """What both schedulers do alike: the commands of handoffs, and who is known under which name.
 
-A scheduler derives from `CommandedCore` and says how it queues a request, frees or drops one, and turns a destination into
-blocks and blocks into a request. Whatever frees capacity bumps the generation of the destination queue, and every command that
-was applied tries the head of that queue once.
+A scheduler derives from `CommandedCore` and says how it queues a request, frees or drops one, and turns a
+destination into blocks and blocks into a request. Whatever frees capacity bumps the generation of the destination
+queue, and every command that was applied tries the head of that queue once.
 """
 
 from abc import ABC, abstractmethod

@@ -7,12 +7,12 @@ For each candidate, with block size ``B``, a prompt of ``I`` tokens and ``o`` le
     decode  = active blocks + new blocks of the request  if blocks are tracked, else 0
     cost    = scale * max(0, prefill - credit * o) + decode + weight * active requests
 
-The lowest cost wins; ties go to the lowest id, or are drawn from the run's seed. Fractions of blocks count on the prefill
-side, only complete blocks on the decode side.
+The lowest cost wins; ties go to the lowest id, or are drawn from the run's seed. Fractions of blocks count on the
+prefill side, only complete blocks on the decode side.
 
-A placed request is *booked*: its uncached prompt counts as prefill work until its prefill is over, its blocks until it is
-freed. While all candidates have more prefill work than a threshold, requests queue; the overlap that they were queued
-with is a snapshot and stays, but loads are read again when they leave the queue.
+A placed request is *booked*: its uncached prompt counts as prefill work until its prefill is over, its blocks until
+it is freed. While all candidates have more prefill work than a threshold, requests queue; the overlap that they
+were queued with is a snapshot and stays, but loads are read again when they leave the queue.
 """
 
 import math
@@ -238,11 +238,12 @@ class KvRouter:
     def snapshot(self) -> RouterSnapshot:
         """The state as it is."""
         counts = self._index.block_counts()
+        loads = sorted(self._loads.items())
         return RouterSnapshot(
             pending=tuple(entry[-1] for entry in sorted(self._queue) if entry[-1] in self._queued),
-            active_blocks_by_worker=tuple((worker, load.blocks) for worker, load in sorted(self._loads.items())),
-            active_tokens_by_worker=tuple((worker, load.prefill_tokens) for worker, load in sorted(self._loads.items())),
-            cached_blocks_by_worker=tuple((worker, counts.get(worker, 0)) for worker in sorted(self._loads)),
+            active_blocks_by_worker=tuple((worker, load.blocks) for worker, load in loads),
+            active_tokens_by_worker=tuple((worker, load.prefill_tokens) for worker, load in loads),
+            cached_blocks_by_worker=tuple((worker, counts.get(worker, 0)) for worker, _ in loads),
         )
 
     # -- choice ---------------------------------------------------------------------------------------

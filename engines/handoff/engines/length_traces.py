@@ -1,8 +1,8 @@
 """Reads traces that have lengths and times but no Mooncake form: CSV of arrivals, and the Bailian conversation form.
 
-A CSV row is a request of its own whose blocks nobody shares; ids are made up, one after the other. Two headers are known:
-``arrived_at, num_prefill_tokens, num_decode_tokens`` (seconds; as processed for Vidur) and ``TIMESTAMP, ContextTokens,
-GeneratedTokens`` (calendar times; as Azure publishes them).
+A CSV row is a request of its own whose blocks nobody shares; ids are made up, one after the other. Two headers are
+known: ``arrived_at, num_prefill_tokens, num_decode_tokens`` (seconds; as processed for Vidur) and ``TIMESTAMP,
+ContextTokens, GeneratedTokens`` (calendar times; as Azure publishes them).
 
 A Bailian row is JSON with ``chat_id``, ``parent_chat_id`` (-1 for none), ``timestamp`` in seconds, lengths and
 ``hash_ids``. Chats that descend from one root are one session, in order of the file.

@@ -1,9 +1,9 @@
 """Faults in virtual time: what goes wrong between a coordinator and those who answer it, without a wire.
 
-The same plan as live, at four of its places. *Action*: not carried out, late, twice, or refused. *Outcome* and *fact*: never
-told, late, told twice, or a failure instead. *Request*: its handoff's first action never begins, begins late, or the
-handoff fails or is canceled at once. Faults of the wire (frames, crashes, disconnections, timeouts) need sessions and are refused
-before a run begins.
+The same plan as live, at four of its places. *Action*: not carried out, late, twice, or refused. *Outcome* and
+*fact*: never told, late, told twice, or a failure instead. *Request*: its handoff's first action never begins,
+begins late, or the handoff fails or is canceled at once. Faults of the wire (frames, crashes, disconnections,
+timeouts) need sessions and are refused before a run begins.
 
 Nothing here times out, so a lost answer ends as a stall: the request that waits for it is failed, and cleanup runs.
 """

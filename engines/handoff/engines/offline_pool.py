@@ -1,7 +1,8 @@
 """One pool of simulated workers: who is there, who is busy, and who may start a pass.
 
-Worker ids count up from 0 and are never used again. A worker is *starting* (it was added with a start-up time), *active*
-(it takes new work) or *draining* (it only finishes); a draining worker that owns nothing any more is removed.
+Worker ids count up from 0 and are never used again. A worker is *starting* (it was added with a start-up time),
+*active* (it takes new work) or *draining* (it only finishes); a draining worker that owns nothing any more is
+removed.
 """
 
 from collections.abc import Sequence

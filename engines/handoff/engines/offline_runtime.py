@@ -1,23 +1,23 @@
 """The offline runtime: handoffs between simulated pools in virtual time, without a wire.
 
-A heap of events drives coordinators, engine cores and routers. It equals the deployed simulator event for event, so its
-order of work is a contract. One timestamp is *drained* in rounds until a round changes nothing:
+A heap of events drives coordinators, engine cores and routers. It equals the deployed simulator event for event, so
+its order of work is a contract. One timestamp is *drained* in rounds until a round changes nothing:
 
 1. passes that end now, 2. workers that become ready, 3. transfers that complete (each kind as long as it is on top of
-the heap); 4. arrivals; 5. actions of coordinators, until there are none; 6. prefill workers, then 7. decode workers start
-passes, in order of id; 8. drained workers are removed. Planner ticks see the settled timestamp.
+the heap); 4. arrivals; 5. actions of coordinators, until there are none; 6. prefill workers, then 7. decode workers
+start passes, in order of id; 8. drained workers are removed. Planner ticks see the settled timestamp.
 
-Events of one time are ordered by when they were pushed. Inside a run of decode passes nothing is pushed, so the key says
-what the push would have been: the start of the pass that ends, the phase in which passes start, the worker. A run that
-is cut gets a new event; the old one is known by its serial and dropped.
+Events of one time are ordered by when they were pushed. Inside a run of decode passes nothing is pushed, so the key
+says what the push would have been: the start of the pass that ends, the phase in which passes start, the worker. A
+run that is cut gets a new event; the old one is known by its serial and dropped.
 
 **An engine that does nothing sleeps.** Elsewhere it would try again at every timestamp that anybody visits. For most
 engines that changes nothing, so it is not done. Where it does (an SGLang engine whose ratio still decays), every
 timestamp counts while it sleeps: nobody leaps until it is at rest.
 
-**A run always ends.** If nothing can happen any more although requests are in flight, that is a *stall*: the first request
-that waits on the first such engine is failed, with a reason that names what it waits for and who holds it, and the run
-goes on. The deployed simulator aborts there, or loops.
+**A run always ends.** If nothing can happen any more although requests are in flight, that is a *stall*: the first
+request that waits on the first such engine is failed, with a reason that names what it waits for and who holds it,
+and the run goes on. The deployed simulator aborts there, or loops.
 """
 
 import math
@@ -399,11 +399,12 @@ class OfflineRuntime:
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _push(self, at_ms: float, pushed_ms: float, phase: int, index: int, kind: int, payload: object) -> int:
+    def _push(self, at_ms: float, kind: int, payload: object) -> None:
+        """An event that an action of this moment causes."""
         serial = self._next_serial
         self._next_serial += 1
-        heappush(self.events, (at_ms, kind == _TICK, pushed_ms, phase, index, serial, kind, payload))
-        return serial
+        phase = self._round * _PHASES + _ACTIONS_PHASE
+        heappush(self.events, (at_ms, kind == _TICK, self.now_ms, phase, serial, serial, kind, payload))
 
     def _is_stale(self, event: tuple[Any, ...]) -> bool:
         kind, payload = event[6], event[7]
@@ -456,8 +457,11 @@ class OfflineRuntime:
         phase = _PREFILL_PHASE if pool is self.prefill else _DECODE_PHASE
         if not (inside_run or result.passes > 1):
             phase += self._round * _PHASES
-        worker.serial = self._push(
-            result.end_ms, result.last_start_ms, phase, worker.worker_id, _PASS, (pool, worker)
+        serial = worker.serial = self._next_serial
+        self._next_serial += 1
+        heappush(
+            self.events,
+            (result.end_ms, False, result.last_start_ms, phase, worker.worker_id, serial, _PASS, (pool, worker)),
         )
 
     # -- passes ---------------------------------------------------------------------------------------
@@ -692,10 +696,7 @@ class OfflineRuntime:
         request.phase = Phase.TRANSFER_PENDING
         delay_ms = action.delay_ms or 0.0
         if delay_ms > 0.0:
-            phase = self._round * _PHASES + _ACTIONS_PHASE
-            self._push(
-                self.now_ms + delay_ms, self.now_ms, phase, self._next_serial, _TRANSFER, (request, action)
-            )
+            self._push(self.now_ms + delay_ms, _TRANSFER, (request, action))
             self._log("transfer_queued", request)
         else:
             self._tell_fact(request, Fact(FactName.TRANSFER_COMPLETED, request.handoff_id))
@@ -994,15 +995,14 @@ class OfflineRuntime:
             changes.append((pool, transitions))
         for pool, transitions in changes:
             released = self._dispatch_released(pool)
-            self.lifecycle.add(self.now_ms, pool, cause, transitions, released, tick)
+            self.lifecycle.add(self.now_ms, pool, cause, transitions, released=released, tick=tick)
 
     def _started(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
         if worker.state is WorkerState.ACTIVE:
             self._wake_waiting(pool)
             return
         ready_ms = self.now_ms + (pool.settings.startup_time or 0.0) * 1000.0
-        phase = self._round * _PHASES + _ACTIONS_PHASE
-        self._push(ready_ms, self.now_ms, phase, self._next_serial, _READY, (pool, worker))
+        self._push(ready_ms, _READY, (pool, worker))
 
     def _wake_waiting(self, pool: OfflinePool) -> None:
         """Actions that waited for a worker of the pool can be carried out."""
@@ -1018,7 +1018,7 @@ class OfflineRuntime:
         self._wake_waiting(pool)
         transition = WorkerTransition(worker.worker_id, "worker_ready", WorkerState.STARTING, WorkerState.ACTIVE)
         released = self._dispatch_released(pool)
-        self.lifecycle.add(self.now_ms, pool, ScalingCause.WORKER_READY_EVENT, [transition], released)
+        self.lifecycle.add(self.now_ms, pool, ScalingCause.WORKER_READY_EVENT, [transition], released=released)
 
     def _remove_drained(self, pool: OfflinePool) -> None:
         if len(pool.active) < len(pool.workers):
@@ -1049,12 +1049,11 @@ class OfflineRuntime:
 
     def _later(self, delay_ms: float, request: SimulatedRequest, what: Callable[[], None]) -> None:
         """Do something for a request after a delay, unless it is over by then."""
-        phase = self._round * _PHASES + _ACTIONS_PHASE
-        self._push(self.now_ms + delay_ms, self.now_ms, phase, self._next_serial, _LATER, (request, what))
+        self._push(self.now_ms + delay_ms, _LATER, (request, what))
 
     def _push_tick(self, at_ms: float | None) -> None:
         if at_ms is not None and at_ms > self.now_ms:
-            self._push(at_ms, self.now_ms, 0, self._next_serial, _TICK, (None, None))
+            self._push(at_ms, _TICK, (None, None))
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -1087,7 +1086,8 @@ def _stall_reason(pool: str, worker: SimulatedWorker, blocked: Blocked) -> str:
     if len(holders) > _HOLDERS_SHOWN:
         held += f" and {len(holders) - _HOLDERS_SHOWN} more"
     lacking = f", {blocked.blocks_needed} more than can be had" if blocked.blocks_needed else ""
-    return f"{pool} worker {worker.worker_id}: waits for {blocked.waits_for}{lacking}; blocks are held by {held or 'nobody'}"
+    where = f"{pool} worker {worker.worker_id}"
+    return f"{where}: waits for {blocked.waits_for}{lacking}; blocks are held by {held or 'nobody'}"
 
 
 _HOLDERS_SHOWN: Final = 8

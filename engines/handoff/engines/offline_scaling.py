@@ -1,8 +1,9 @@
 """Pools that grow and shrink while a run goes on, by hand or by a planner, and the record of it.
 
 Targets count workers that are active or starting. Growing takes the next unused ids; with a start-up time a worker is
-*starting* first and takes no work. Shrinking cancels starting workers first, then drains active ones, always the highest id
-first. Each change of a pool is one *operation* with its transitions, also the cancellation of a worker that had not started.
+*starting* first and takes no work. Shrinking cancels starting workers first, then drains active ones, always the
+highest id first. Each change of a pool is one *operation* with its transitions, also the cancellation of a worker
+that had not started.
 """
 
 from collections.abc import Sequence
@@ -179,6 +180,7 @@ class LifecycleLog:
         pool: OfflinePool,
         cause: ScalingCause,
         transitions: Sequence[WorkerTransition],
+        *,
         released: Sequence[RequestId] = (),
         tick: int | None = None,
     ) -> None:

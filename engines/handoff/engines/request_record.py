@@ -1,7 +1,7 @@
 """The record of one request, as one line of JSON, under the names of the deployed simulator's report.
 
-Times are ms from the run's start, None until they happened. Records are the bulk of what a run writes, so the line is put
-together directly; `record_of` is the same as a dictionary.
+Times are ms from the run's start, None until they happened. Records are the bulk of what a run writes, so the line
+is put together directly; `record_of` is the same as a dictionary.
 """
 
 import json

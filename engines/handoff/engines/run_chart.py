@@ -3,6 +3,7 @@
 Time is divided into buckets whose width doubles when there are too many, so a run of any length costs the same.
 """
 
+from collections.abc import Sequence
 from heapq import heappush, heappushpop
 
 from attrs import define, field, frozen
@@ -54,7 +55,7 @@ class RunChart:
         lanes: by pool and worker.
         bucket_ms: width of a lane's bucket.
         failed: the first requests that did not complete.
-        ttft_ms, e2e_ms: of completed requests, thinned out evenly if there are many.
+        ttft_ms, e2e_ms: of completed requests.
     """
 
     samples: list[LoadSample] = field(factory=list)
@@ -62,6 +63,8 @@ class RunChart:
     bucket_ms: float = 1.0
     failed: list[SimulatedRequest] = field(factory=list)
     num_failed: int = 0
+    ttft_ms: Sequence[float] = ()
+    e2e_ms: Sequence[float] = ()
     _slowest: list[tuple[float, int, SimulatedRequest]] = field(factory=list)
     _skip: int = 1
     _seen: int = 0

@@ -1,7 +1,7 @@
 """Runs a scenario in virtual time and reports it.
 
-`simulate` is the whole of ``handoff simulate`` but its options and its output for people. The garbage collector is off while
-a run goes on: nothing in it makes cycles that matter, and looking for them takes a tenth of the time.
+`simulate` is the whole of ``handoff simulate`` but its options and its output for people. The garbage collector is
+off while a run goes on: nothing in it makes cycles that matter, and looking for them takes a tenth of the time.
 """
 
 import gc
@@ -12,8 +12,6 @@ from typing import Any, TextIO
 from attrs import frozen
 
 from handoff.engines.collector import Collector
-from handoff.engines.faults import FaultPlan
-from handoff.engines.offline_faults import FaultyRuntime
 from handoff.engines.offline_runtime import DisaggregatedCluster, OfflineRuntime, RuntimeObserver, Stall
 from handoff.engines.request_record import record_line
 from handoff.engines.run_chart import RunChart
@@ -21,7 +19,7 @@ from handoff.engines.scenario import Scenario, ScenarioError
 from handoff.engines.scenario_workload import LoadedWorkload, load_workload
 from handoff.engines.service_level import ServiceLevel
 from handoff.engines.simulated_request import SimulatedRequest
-from handoff.engines.summary import RunTotals, summarize
+from handoff.engines.summary import RunTotals, real_time_figures, summarize
 
 REPORT_SCHEMA = "handoff.report/1"
 
@@ -45,8 +43,8 @@ class Simulation:
     """What came of a run.
 
     Attributes:
-        report: the summary with the run's description, as JSON values; the same for the same scenario, but for the
-            figures of real time.
+        report: the summary with the run's description, as JSON values; the same for the same scenario.
+        real_time: what depends on how fast the machine was.
         stalls: requests that had to be failed because nothing could happen any more.
         interrupted: whether it was stopped before its end.
         capped: whether it reached `max_sim_time_ms`.
@@ -54,6 +52,7 @@ class Simulation:
     """
 
     report: dict[str, Any]
+    real_time: dict[str, float]
     stalls: tuple[Stall, ...]
     interrupted: bool
     capped: bool
@@ -101,12 +100,11 @@ def simulate(
         TraceError: its trace cannot be used.
     """
     check_no_wire_faults(scenario)
-    begun_s = perf_counter()
     workload = load_workload(scenario)
     chart = RunChart() if draws else None
     collector = Collector(_sink(per_request, chart, workload), service_level=service_level)
     runtime = _runtime(scenario, workload, collector, observer)
-    run_begun_s = perf_counter()
+    begun_s = perf_counter()
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -115,10 +113,13 @@ def simulate(
         if collecting:
             gc.enable()
     collector.close()
-    wall_ms = (perf_counter() - run_begun_s) * 1000.0
-    report = _report(scenario, workload, runtime, wall_ms, interrupted=not ended)
-    report["elapsed_ms"] = (perf_counter() - begun_s) * 1000.0
-    return Simulation(report, tuple(runtime.stalls), not ended, ended and not runtime.is_done, chart)
+    wall_ms = (perf_counter() - begun_s) * 1000.0
+    if chart is not None:
+        chart.sample(runtime)
+        chart.ttft_ms, chart.e2e_ms = collector.ttft_ms, collector.e2e_ms
+    report = _report(scenario, workload, runtime, interrupted=not ended)
+    real_time = real_time_figures(wall_ms, collector.input_tokens, collector.output_tokens)
+    return Simulation(report, real_time, tuple(runtime.stalls), not ended, ended and not runtime.is_done, chart)
 
 
 def _runtime(
@@ -139,6 +140,10 @@ def _runtime(
         "observer": observer,
     }
     if scenario.faults:
+        # Only runs with faults need what live runs share of them, which takes longer to import than small runs take.
+        from handoff.engines.faults import FaultPlan  # noqa: PLC0415
+        from handoff.engines.offline_faults import FaultyRuntime  # noqa: PLC0415
+
         plan = FaultPlan(scenario.faults, scenario.seed)
         return FaultyRuntime(plan, cluster, workload.source, workload.names, **options)
     return OfflineRuntime(cluster, workload.source, workload.names, **options)
@@ -181,14 +186,14 @@ def _watch(
 
 
 def _report(
-    scenario: Scenario, workload: LoadedWorkload, runtime: OfflineRuntime, wall_ms: float, *, interrupted: bool
+    scenario: Scenario, workload: LoadedWorkload, runtime: OfflineRuntime, *, interrupted: bool
 ) -> dict[str, Any]:
     prefill_router, decode_router = runtime.prefill.router, runtime.decode.router
     totals = RunTotals(
         runtime.prefill.worker_seconds,
         runtime.decode.worker_seconds,
         runtime.decode.gap_logs,
-        wall_ms,
+        None,
         0 if prefill_router is None else prefill_router.max_pending,
         0 if decode_router is None else decode_router.max_pending,
     )

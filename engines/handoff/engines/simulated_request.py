@@ -64,7 +64,8 @@ class SimulatedRequest:
     __slots__ = (
         "activated_ms", "admissions", "arrival", "arrival_ms", "booked_decode", "booked_prefill", "coordinator",
         "counted_in_flight", "decode_admit_ms", "decode_overlap_tokens", "decode_reused", "decode_worker",
-        "failure", "first_admit_ms", "first_token_ms", "handoff_id", "handoff_is_over", "held_ms", "input_tokens", "is_retired",
+        "failure", "first_admit_ms", "first_token_ms", "handoff_id", "handoff_is_over", "held_ms", "input_tokens",
+        "is_retired",
         "last_token_ms", "number", "output_limit", "output_tokens", "parked", "phase", "prefill_admit_ms",
         "prefill_overlap_tokens", "prefill_worker", "pressures", "released_ms", "request", "request_id",
         "reserved_ms", "reused", "routings", "second_token_ms", "status", "terminal_ms",

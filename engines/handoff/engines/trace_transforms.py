@@ -26,7 +26,7 @@ def transformed(sessions: Sequence[Session], transform: Transform, seed: int) ->
 
 
 def multiply_prefix_depth(sessions: Sequence[Session], factor: int) -> list[Session]:
-    """Make each block `h` into the blocks ``h * factor`` up to ``h * factor + factor - 1``, and prompts as much longer."""
+    """Make each block `h` into the blocks from ``h * factor`` on, `factor` of them, and prompts as much longer."""
 
     def deeper(turn: Turn) -> Turn:
         blocks = [block * factor + part for block in turn.blocks for part in range(factor)]

@@ -37,8 +37,8 @@ class VllmPass(PassResult):
         preempted: whether somebody was preempted.
         stable: whether waiting requests will be refused again in the next pass, if only tokens are added.
         batch_requests, batch_tokens, batch_cached: of the prefill batch, see `TimingModel.prefill_ms`.
-        steps: what was scheduled one by one: (tokens, prompt end, prompt start), so that a preemption can take it back.
-        work: for metrics, if they are captured.
+        steps: what was scheduled one by one: (tokens, prompt end, prompt start), so that a preemption can take it
+        back. work: for metrics, if they are captured.
     """
 
     __slots__ = (
