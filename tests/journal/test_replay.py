@@ -2,15 +2,25 @@
 
 import attrs
 import pytest
-from alterations import Alteration, altered
+from alterations import Alteration, alterations, altered
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from recorded_handoffs import HELD, RESERVED, TRANSFERRED, RecordedHandoff, healthy_and_broken, open_handoff, source_of
+from recorded_handoffs import (
+    HELD,
+    RESERVED,
+    TRANSFERRED,
+    RecordedHandoff,
+    StoredList,
+    healthy_and_broken,
+    open_handoff,
+    source_of,
+)
 
 from handoff.journal.coordinator_actor import FactOffered, HandoffStarted, OutcomeOffered
 from handoff.journal.declarations import Note, RunEnded, RunStarted
 from handoff.journal.divergence import DivergenceClass
 from handoff.journal.event import Event
+from handoff.journal.event_source import StoredRows
 from handoff.journal.full_replay import FullReplay
 from handoff.journal.port import MemoryJournal
 from handoff.journal.replay import MACHINES, Tier, replay
@@ -232,6 +242,12 @@ def test_a_machine_that_lost_its_seat_is_caught_up() -> None:
     report = FullReplay(source_of(journal.events), MACHINES, machines_at_once=2).run()
     assert report.agrees, report.divergences
     assert report.steps == sum(event.is_input for event in journal.events)
+
+
+def test_stored_rows_are_folded_as_events_are() -> None:
+    assert isinstance(StoredList(EVENTS), StoredRows)
+    for rows in (EVENTS, *(altered_rows for _, _, altered_rows in alterations(EVENTS))):
+        assert replay(StoredList(tuple(rows))) == replay(source_of(rows))
 
 
 class Replayer(RuleBasedStateMachine):

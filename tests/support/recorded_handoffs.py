@@ -1,8 +1,9 @@
 """Small journals of coordinators alone, for tests of replay and of the readers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import attrs
 from attrs import define, field
 
 from handoff.journal.coordinator_actor import (
@@ -13,10 +14,11 @@ from handoff.journal.coordinator_actor import (
     OutcomeOffered,
 )
 from handoff.journal.declarations import HandoffOpened
+from handoff.journal.event import StoredRow
 from handoff.journal.event_source import EventList
 from handoff.journal.port import ActorHandle, MemoryJournal, RowStream
 from handoff.journal.sync_journal import SyncJournal
-from handoff.journal.terms import EndState
+from handoff.journal.terms import TERM_CODE, EndState
 from handoff.journal.transfer_timing import TransferTiming
 from handoff.journal.vocabulary import (
     ActionId,
@@ -122,6 +124,18 @@ def record_file(path: Path) -> Path:
         record_six(journal)
         journal.end_run(EndState.FINISHED, 50.0)
     return path
+
+
+class StoredList(EventList):
+    """Rows in memory that can also be had as a file stores them."""
+
+    def rows(self, *, kinds: Collection[str] | None = None) -> Iterator[StoredRow]:
+        """The rows, words as their numbers."""
+        for event in self.events(kinds=kinds):
+            columns = attrs.astuple(event)
+            words = (TERM_CODE[word] if word is not None else None for word in (columns[i] for i in (9, 10, 12, 13)))
+            kind, name, outcome, verdict = words
+            yield StoredRow(*columns[:9], kind, name, columns[11], outcome, verdict, *columns[14:])
 
 
 def source_of(events: Iterable[object] | Sequence[object]) -> EventList:

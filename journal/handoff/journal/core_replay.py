@@ -11,27 +11,25 @@ it declares with ``"observed": true`` is held to the order of its inputs and to 
 the two interleave, nor to effects that never came.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field
 
 from handoff.journal.coordinator import (
-    Action,
     Coordinator,
     CoordinatorError,
-    Fact,
-    Outcome,
 )
 from handoff.journal.coordinator_actor import FactOffered, HandoffStarted, OutcomeOffered
+from handoff.journal.coordinator_fold import FactCache, Fold, Owed
 from handoff.journal.divergence import Divergence, DivergenceClass, FieldDifference, describe, readable, shape_of
-from handoff.journal.event import Event, payload_to_json
-from handoff.journal.event_source import EventSource, declared_actor
+from handoff.journal.event import COLUMNS, Event, event_from_row, payload_to_json
+from handoff.journal.event_source import EventSource, StoredRows, declared_actor
 from handoff.journal.replay_report import Findings, MutableTally, ReplayReport, RunEnding, Tier
 from handoff.journal.row_codec import UnreadableRow, decode, verdict_kinds
 from handoff.journal.terms import ActorKind, EndState, Kind
-from handoff.journal.vocabulary import ActorId, HandoffId, HandoffOrder, OutcomeName, Seq, Verdict
+from handoff.journal.vocabulary import ActorId, HandoffId, HandoffOrder, Seq
 
 COORDINATOR_KINDS = frozenset(
     kind.value
@@ -48,26 +46,7 @@ _DECLARING = frozenset(
 )
 _LAWFUL = verdict_kinds(OutcomeOffered) | verdict_kinds(FactOffered) | verdict_kinds(HandoffStarted)
 _ROOM = 65536
-_RECENT_FACTS = 4096
-_OUTCOMES = {name.value: Outcome(name) for name in OutcomeName}
-
-
-@define(eq=False)
-class _Fold:
-    """One coordinator being folded, and the effects that its journal still has to show."""
-
-    actor: int
-    core: Coordinator
-    observed: bool
-    label: str
-    owed: deque[Action | CoordinatorError] = field(factory=deque)
-    last_input: int | None = None
-    last_seq: int | None = None
-    diverged: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"coordinator {self.actor}" + (f" ({self.label})" if self.label else "")
+_VERDICT = COLUMNS.index("verdict")
 
 
 @define
@@ -79,10 +58,10 @@ class CoreReplay:
     stop_after: int | None = None
     _found: Findings = field(init=False)
     _tally: MutableTally = field(init=False)
-    _folds: OrderedDict[int, _Fold] = field(factory=OrderedDict, init=False)
+    _folds: OrderedDict[int, Fold] = field(factory=OrderedDict, init=False)
     _opened: dict[int, tuple[str, HandoffOrder | None]] = field(factory=dict, init=False)
     _orders: dict[int, Any] = field(factory=dict, init=False)
-    _recent: dict[tuple[str, str | None, str | None], FactOffered] = field(factory=dict, init=False)
+    _facts: FactCache = field(factory=FactCache, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._found = Findings(Tier.CORE, self.stop_after)
@@ -91,21 +70,38 @@ class CoreReplay:
     def run(self) -> ReplayReport:
         """Read the coordinators' rows once, and fold them."""
         found = self._found
-        steps = COORDINATOR_KINDS
-        for event in self.source.events(kinds=COORDINATOR_KINDS | _DECLARING):
+        for event in self._slow_rows():
             found.rows += 1
             found.last_seq = event.seq
-            if event.kind in steps:
+            if event.kind in COORDINATOR_KINDS:
                 self._row(event)
             else:
                 self._declaration(event)
-            if self.on_row is not None and found.rows % 1024 == 0:
+            if self.on_row is not None:
                 self.on_row(event.seq)
             if found.divergence_count and found.enough:
                 return found.report()
         for fold in self._folds.values():
             self._settle(fold)
         return found.report()
+
+    def _slow_rows(self) -> Iterator[Event]:
+        """The rows that need a closer look; stored rows that need none are folded on the way."""
+        kinds = COORDINATOR_KINDS | _DECLARING
+        if not isinstance(self.source, StoredRows):
+            yield from self.source.events(kinds=kinds)
+            return
+        found, tally, folds = self._found, self._tally, self._folds
+        for row in self.source.rows(kinds=kinds):
+            fold = folds.get(row[4])
+            if fold is None or not fold.quick(row):
+                yield event_from_row(row)
+                continue
+            found.rows += 1
+            found.last_seq = row[0]
+            found.compared += 1
+            found.steps += row[_VERDICT] is not None
+            tally.rows += 1
 
     # -- declarations ---------------------------------------------------------------------------------
 
@@ -144,20 +140,20 @@ class CoreReplay:
             sentence = f"no coordinator can be built: {type(error).__name__}: {error}"
             self._report(None, event, sentence, DivergenceClass.STRUCTURE)
 
-    def _seat(self, declared: Any, handoff: int | None, parent_order: Any) -> _Fold:
+    def _seat(self, declared: Any, handoff: int | None, parent_order: Any) -> Fold:
         handoff_id, opened_order = self._opened.pop(handoff, ("", None)) if handoff is not None else ("", None)
         order = declared.config.get("order") or parent_order or opened_order
         if order is None:
             raise KeyError("order: who is asked first is neither in its configuration nor in its handoff's row")
         name = HandoffId(declared.config.get("handoff_id") or handoff_id)
         observed = bool(declared.config.get("observed"))
-        fold = _Fold(declared.actor, Coordinator(name, HandoffOrder(order)), observed, declared.label)
+        fold = Fold(declared.actor, Coordinator(name, HandoffOrder(order)), observed, declared.label)
         self._folds[declared.actor] = fold
         if len(self._folds) > _ROOM:
             self._settle(self._folds.popitem(last=False)[1])
         return fold
 
-    def _fold_of(self, event: Event) -> _Fold | None:
+    def _fold_of(self, event: Event) -> Fold | None:
         """The fold of a coordinator that has none yet, or had to give its up."""
         if event.actor is None:
             self._report(None, event, f"a row of kind {event.kind} belongs to no actor")
@@ -172,7 +168,7 @@ class CoreReplay:
             return None
         return self._fold_anew(event, declared)
 
-    def _fold_anew(self, event: Event, declared: Any) -> _Fold | None:
+    def _fold_anew(self, event: Event, declared: Any) -> Fold | None:
         """The fold of a coordinator that had to give way to others, from its rows before `event`."""
         parent = None if declared.parent is None else self.source.actor(declared.parent).config.get("order")
         if declared.handoff is not None:
@@ -185,7 +181,7 @@ class CoreReplay:
             return None
         for earlier in self.source.events(actor=event.actor, last=event.seq - 1):
             if earlier.is_input:
-                self._take(fold, earlier)
+                fold.take(earlier, self._facts)
         fold.owed.clear()
         return fold
 
@@ -207,13 +203,13 @@ class CoreReplay:
             self._effect(fold, event)
         fold.last_seq = event.seq
 
-    def _input(self, fold: _Fold, event: Event) -> None:
+    def _input(self, fold: Fold, event: Event) -> None:
         if fold.owed and not fold.observed:
             self._owed(fold, event.seq, event)
             return
         self._found.steps += 1
         try:
-            verdict = self._take(fold, event)
+            verdict = fold.take(event, self._facts)
         except UnreadableRow as unreadable:
             self._report(fold, event, f"its input cannot be read: {unreadable.reason}", DivergenceClass.PAYLOAD)
             return
@@ -226,50 +222,7 @@ class CoreReplay:
             sentence = f"no input of {fold.name} that was {event.verdict} has a row of kind {event.kind}"
             self._report(fold, event, sentence, DivergenceClass.PAYLOAD)
 
-    def _take(self, fold: _Fold, event: Event) -> Verdict:
-        core = fold.core
-        try:
-            if event.kind == "handoff_started" and event.payload_json is None:
-                actions = core.start()
-            elif event.payload_json is None and event.outcome is not None and event.action_id is not None:
-                actions = core.on_outcome(event.action_id, _OUTCOMES[event.outcome])
-            else:
-                actions = self._offer(fold, event)
-        except CoordinatorError as error:
-            fold.owed.append(error)
-            return core.verdict
-        except UnreadableRow:
-            raise
-        except Exception:  # noqa: BLE001 - whatever a machine raises, the journal says that it crashed
-            return Verdict.CRASHED
-        fold.owed.extend(actions)
-        return core.verdict
-
-    def _offer(self, fold: _Fold, event: Event) -> tuple[Action, ...]:
-        offered = self._recent.get((event.kind, event.name, event.payload_json))
-        if offered is None:
-            offered = decode(event, ActorKind.COORDINATOR)
-            if isinstance(offered, FactOffered):
-                self._remember((event.kind, event.name, event.payload_json), offered)
-        match offered:
-            case HandoffStarted():
-                return fold.core.start()
-            case OutcomeOffered():
-                return fold.core.on_outcome(offered.action_id, Outcome(offered.outcome, offered.message))
-            case FactOffered():
-                handoff_id = fold.core.handoff_id if offered.handoff_id is None else offered.handoff_id
-                timing, tokens = offered.transfer_timing, offered.transferable_prompt_tokens
-                return fold.core.on_fact(Fact(offered.name, handoff_id, timing, tokens))
-            case other:
-                raise UnreadableRow(event.seq, f"{type(other).__name__} is no input of a coordinator")
-
-    def _remember(self, key: tuple[str, str | None, str | None], offered: FactOffered) -> None:
-        """Keep a decoded fact: prompts of one length are timed alike, so the same text comes again and again."""
-        if len(self._recent) >= _RECENT_FACTS:
-            self._recent.clear()
-        self._recent[key] = offered
-
-    def _effect(self, fold: _Fold, event: Event) -> None:
+    def _effect(self, fold: Fold, event: Event) -> None:
         if not fold.owed:
             if fold.last_input is None and not fold.core.started and event.kind == Kind.ACTION_ISSUED and fold.observed:
                 fold.owed.extend(fold.core.start())
@@ -287,18 +240,18 @@ class CoreReplay:
         sentence = f"{fold.name} orders {_named(owed)}; the journal holds {describe(event)}"
         self._report(fold, event, sentence, kind, differences)
 
-    def _settle(self, fold: _Fold) -> None:
+    def _settle(self, fold: Fold) -> None:
         if fold.owed and not fold.diverged and not fold.observed:
             self._owed(fold, fold.last_seq or fold.last_input or 0, None)
 
-    def _owed(self, fold: _Fold, seq: int, event: Event | None) -> None:
+    def _owed(self, fold: Fold, seq: int, event: Event | None) -> None:
         sentence = f"{fold.name} orders {_named(fold.owed[0])}, which the journal lacks"
         row = self.source.event(seq) if event is None else event
         self._report(fold, row, sentence, DivergenceClass.MISSING)
 
     def _report(
         self,
-        fold: _Fold | None,
+        fold: Fold | None,
         event: Event,
         sentence: str,
         kind: DivergenceClass = DivergenceClass.STRUCTURE,
@@ -324,13 +277,13 @@ class CoreReplay:
         )
 
 
-def _named(owed: Action | CoordinatorError) -> str:
+def _named(owed: Owed) -> str:
     if isinstance(owed, CoordinatorError):
         return f"a refusal ({owed.code})"
     return f"{owed.name} (action {owed.id})"
 
 
-def _effect_differences(owed: Action | CoordinatorError, event: Event) -> tuple[FieldDifference, ...]:
+def _effect_differences(owed: Owed, event: Event) -> tuple[FieldDifference, ...]:
     """Where a recorded effect is another than the one that the coordinator gives."""
     if isinstance(owed, CoordinatorError):
         columns: tuple[Any, ...] = (Kind.COORDINATOR_ERROR.value, None, None)

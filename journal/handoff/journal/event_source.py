@@ -5,7 +5,7 @@ file in bounded memory; `EventList` does it from rows in memory.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from attrs import define, field, frozen
 
@@ -123,6 +123,15 @@ class EventSource(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredRows(Protocol):
+    """A source that also gives its rows as they are stored, for bulk readers that need no more of most of them."""
+
+    def rows(self, *, kinds: Collection[str] | None = None) -> Iterator[tuple[Any, ...]]:
+        """The stored rows in order, columns as in `event.COLUMNS`, words as their numbers."""
+        ...
+
+
 @frozen
 class DeclaredHandoff:
     """A `handoff_opened` row with its number and run."""
@@ -166,11 +175,11 @@ def declared_actor(event: Event) -> DeclaredActor:
 class EventList:
     """Rows in memory as an `EventSource`; they need not be numbered soundly."""
 
-    rows: Sequence[Event]
+    listed: Sequence[Event]
     _by_seq: dict[int, Event] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._by_seq = {event.seq: event for event in self.rows}
+        self._by_seq = {event.seq: event for event in self.listed}
 
     def events(
         self,
@@ -183,7 +192,7 @@ class EventList:
         kinds: Collection[str] | None = None,
     ) -> Iterator[Event]:
         """See `EventSource`."""
-        for event in self.rows:
+        for event in self.listed:
             if (
                 event.seq >= first
                 and (last is None or event.seq <= last)
@@ -197,7 +206,7 @@ class EventList:
     @property
     def last_seq(self) -> int:
         """See `EventSource`."""
-        return self.rows[-1].seq if self.rows else 0
+        return self.listed[-1].seq if self.listed else 0
 
     def handoffs(self, run: int | None = None) -> Iterator[DeclaredHandoff]:
         """See `EventSource`."""
