@@ -21,7 +21,6 @@ on rows.
 """
 
 import contextlib
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -30,19 +29,15 @@ import trio
 from attrs import define, field
 
 from handoff.engines.clock import RunClock
-from handoff.engines.engine_actor import NOT_RUNNING, EngineActor, StepOutput, StreamEnd, StreamStart, TokenRun
+from handoff.engines.engine_actor import NOT_RUNNING, EngineActor, StepOutput
 from handoff.engines.engine_core import ForwardPassMetrics, KvEvent
 from handoff.engines.engine_errors import (
-    CommandRunning,
-    EarlierRegistration,
     EmptyOutput,
     EngineFailed,
     NotRunning,
     RequestActive,
-    RouteTaken,
 )
 from handoff.engines.engine_routes import (
-    FACT_CAPACITY,
     STREAM_CAPACITY,
     HandoffRegistration,
     OutputBatch,
@@ -61,6 +56,8 @@ from handoff.engines.engine_rows import (
     EngineTokens,
     RequestPrepared,
 )
+from handoff.engines.handoff_registry import HandoffRegistry
+from handoff.engines.output_delivery import OutputDelivery, batches_of
 from handoff.engines.prompt_shape import to_runs
 from handoff.journal.declarations import Lag
 from handoff.journal.port import ActorHandle, JournalFailed, JournalPort
@@ -69,10 +66,6 @@ from handoff.journal.vocabulary import ActionId, HandoffId, OutcomeName, Request
 
 LAG_TO_TELL_MS = 100.0
 """A driver that wakes up so late, or twice as late as when it said so last, says so with a row."""
-_FOR_CURRENT = frozenset({EngineOrder.SUBMIT_PREFILL, EngineOrder.RESERVE_DESTINATION})
-
-
-Delivery = tuple[Seq, list[tuple[RequestRoute, OutputBatch]]]
 
 
 @define(eq=False)
@@ -104,23 +97,19 @@ class EngineDriver:
     _requests: dict[int, RequestRoute] = field(factory=dict, init=False)
     _by_client: dict[RequestId, RequestRoute] = field(factory=dict, init=False)
     _prepared: int = field(default=0, init=False)
-    _routes: dict[HandoffId, HandoffRegistration] = field(factory=dict, init=False)
-    _newest: "weakref.WeakValueDictionary[HandoffId, HandoffRegistration]" = field(
-        factory=weakref.WeakValueDictionary, init=False
-    )
-    _by_handoff: dict[tuple[int | None, HandoffId | None], HandoffRegistration] = field(factory=dict, init=False)
+    _registry: HandoffRegistry = field(factory=HandoffRegistry, init=False)
     _request_commands: dict[tuple[EngineOrder, int | None], PendingCommand] = field(factory=dict, init=False)
     _to_issue: deque[PendingCommand] = field(factory=deque, init=False)
     _issuing: bool = field(default=False, init=False)
-    _outbox: deque[Delivery] = field(factory=deque, init=False)
+    _delivery: OutputDelivery = field(init=False)
     _lag_to_tell_ms: float = field(default=LAG_TO_TELL_MS, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
-    _deliverable: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._actor = self.journal.start_actor(
             self.machine.SLOTS, self.label, self.machine.config(), self.clock.now_ms()
         )
+        self._delivery = OutputDelivery(self.journal, self._deliver, self._notify, self._refuse_clients)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -204,7 +193,7 @@ class EngineDriver:
         registration = route.destination_of
         if registration is None:
             return self.order(EngineOrder.CANCEL_REQUEST, route)
-        if self._newest.get(registration.handoff_id) is not registration:
+        if not self._registry.is_newest(registration):
             return None
         return self.command(registration, EngineOrder.CANCEL_DESTINATION)
 
@@ -226,24 +215,12 @@ class EngineDriver:
             NotRunning, RouteTaken, CommandRunning: it cannot be.
         """
         self._check_running()
-        if handoff_id in self._routes:
-            raise RouteTaken(handoff_id)
-        earlier = self._newest.get(handoff_id)
-        if earlier is not None and earlier.commands:
-            raise CommandRunning(handoff_id)
-        registration = HandoffRegistration(handoff_id, handoff)
-        self._routes[handoff_id] = self._newest[handoff_id] = registration
-        self._by_handoff[_handoff_key(registration)] = registration
-        return registration
+        return self._registry.add(handoff_id, handoff)
 
     def unregister(self, registration: HandoffRegistration) -> None:
         """Nobody wants the registration's events any more; its name is free."""
         if registration.open:
-            registration.open = False
-            registration.readable.set()
-            if self._routes.get(registration.handoff_id) is registration:
-                del self._routes[registration.handoff_id]
-            self._forget_registration(registration)
+            self._registry.close(registration)
             self._notify()
 
     def unregister_soon(self, registration: HandoffRegistration) -> None:
@@ -258,9 +235,7 @@ class EngineDriver:
         """
         if self.machine.closed:
             raise NotRunning(self.label)
-        current = self._newest.get(registration.handoff_id) is registration
-        if not current or (name in _FOR_CURRENT and not registration.open):
-            raise EarlierRegistration(registration.handoff_id)
+        self._registry.check(registration, name)
 
     def command(
         self,
@@ -284,9 +259,7 @@ class EngineDriver:
         handoff_id = registration.handoff_id if registration.handoff is None else None
         number = None if route is None else route.number
         pending = PendingCommand(EngineCommand(name, number, registration.handoff, handoff_id, action_id), cause)
-        registration.commands.append(pending)
-        self._by_handoff[_handoff_key(registration)] = registration
-        if len(registration.commands) == 1:
+        if self._registry.queue(registration, pending):
             self._issue(pending)
         return pending
 
@@ -327,7 +300,7 @@ class EngineDriver:
                 case EngineAnswered() as answer:
                     self._answer(answer, Seq(first + index))
                 case EngineLifecycle() as fact:
-                    self._tell(fact, Seq(first + index))
+                    self._registry.tell(fact, Seq(first + index))
                 case EngineFinished() as finished:
                     rows[finished.request] = Seq(first + index)
                 case EngineTokens():
@@ -335,10 +308,9 @@ class EngineDriver:
         output = self.machine.output
         self._feed_sinks(output)
         if output.output:
-            batches = self._batches(output, rows, tokens_row)
+            batches = batches_of(output.output, self._requests, rows, tokens_row)
             if batches:
-                self._outbox.append((Seq(first + len(entries) - 1), batches))
-                self._deliverable.set()
+                self._delivery.put(Seq(first + len(entries) - 1), batches)
         self._notify()
 
     def _answer(self, answer: EngineAnswered, row: Seq) -> None:
@@ -346,13 +318,10 @@ class EngineDriver:
             return
         pending = self._request_commands.pop((answer.name, answer.request), None)
         if pending is None:
-            registration = self._by_handoff[answer.handoff, answer.handoff_id]
-            pending = registration.commands.popleft()
+            registration, pending = self._registry.answered(answer)
             self._after_answer(registration, answer)
             if registration.commands:
                 self._issue(registration.commands[0])
-            else:
-                self._forget_registration(registration)
         elif answer.name is EngineOrder.CANCEL_REQUEST and answer.request is not None:
             self._close_request(self._requests.get(answer.request))
         elif answer.name is EngineOrder.SUBMIT and answer.outcome is OutcomeName.SUBMITTED:
@@ -373,12 +342,6 @@ class EngineDriver:
             case _:
                 pass
 
-    def _tell(self, fact: EngineLifecycle, row: Seq) -> None:
-        registration = self._by_handoff.get((fact.handoff, fact.handoff_id))
-        if registration is not None and registration.open and len(registration.facts) < FACT_CAPACITY:
-            registration.facts.append((fact, row))
-            registration.readable.set()
-
     def _issue(self, pending: PendingCommand) -> None:
         """Offer a command; one that is issued while another's effects are carried out waits for their end."""
         self._to_issue.append(pending)
@@ -391,28 +354,6 @@ class EngineDriver:
                 self.offer(following.command, following.cause)
         finally:
             self._issuing = False
-
-    def _batches(
-        self, output: StepOutput, rows: dict[int, Seq], tokens_row: Seq
-    ) -> list[tuple[RequestRoute, OutputBatch]]:
-        """One batch for each request that got something, in the order in which they got it first."""
-        counts: dict[int, tuple[int, bool, bool, float]] = {}
-        for item in output.output:
-            match item:
-                case StreamStart():
-                    if item.request in self._requests:
-                        self._requests[item.request].cached_tokens = item.reused_tokens
-                case TokenRun():
-                    tokens = counts[item.request][0] if item.request in counts else 0
-                    counts[item.request] = (tokens + item.count, False, False, item.until_ms)
-                case StreamEnd():
-                    tokens = counts[item.request][0] if item.request in counts else 0
-                    counts[item.request] = (tokens, True, item.rejected, item.at_ms)
-        return [
-            (self._requests[number], OutputBatch(*count, rows.get(number, tokens_row)))
-            for number, count in counts.items()
-            if number in self._requests
-        ]
 
     def _feed_sinks(self, output: StepOutput) -> None:
         try:
@@ -431,10 +372,10 @@ class EngineDriver:
         """Work until stopped."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._deliver)
+                nursery.start_soon(self._delivery.run)
                 await self._advance()
                 self._close_everything()
-                self._deliverable.set()
+                self._delivery.close()
         finally:
             self._close_everything()
             self.finished.set()
@@ -472,34 +413,13 @@ class EngineDriver:
         except EngineFailed:
             self.stop()
 
-    async def _deliver(self) -> None:
-        """Hand output to the streams once its rows are durable."""
-        while True:
-            while self._outbox:
-                last = self._outbox[-1][0]
-                waiting = len(self._outbox)
-                try:
-                    await self.journal.durable(last)
-                except JournalFailed as error:
-                    self._refuse_clients(error)
-                    break
-                for _ in range(waiting):
-                    for route, batch in self._outbox.popleft()[1]:
-                        self._deliver_batch(route, batch)
-                self._notify()
-            if self.finished.is_set() or (not self.running and self.machine.closed):
-                return
-            self._deliverable = trio.Event()
-            await self._deliverable.wait()
-
     def _refuse_clients(self, error: JournalFailed) -> None:
         """The journal is lost: end every stream, and take nothing new."""
         self.failure = self.failure or error
-        self._outbox.clear()
         for route in tuple(self._requests.values()):
             self.drop(route)
 
-    def _deliver_batch(self, route: RequestRoute, batch: OutputBatch) -> None:
+    def _deliver(self, route: RequestRoute, batch: OutputBatch) -> None:
         if not route.deliver(batch):
             if not batch.completed and route.state is RouteState.SUBMITTED:
                 self.cancel(route)
@@ -515,7 +435,7 @@ class EngineDriver:
             self.offer(EngineCommand(EngineOrder.SHUTDOWN))
         except EngineFailed:
             self.machine.closed = True
-        for pending in (*self._request_commands.values(), *(c for r in self._newest.values() for c in r.commands)):
+        for pending in (*self._request_commands.values(), *self._registry.unanswered()):
             if pending.answer is None:
                 command = pending.command
                 pending.resolve(
@@ -523,7 +443,7 @@ class EngineDriver:
                 )
         for route in tuple(self._requests.values()):
             self._close_request(route)
-        for registration in tuple(self._routes.values()):
+        for registration in self._registry.open:
             self.unregister(registration)
 
     # -- small things -----------------------------------------------------------------------------------------------
@@ -538,12 +458,6 @@ class EngineDriver:
             route.close()
             self._notify()
 
-    def _forget_registration(self, registration: HandoffRegistration) -> None:
-        key = _handoff_key(registration)
-        idle = not registration.open and not registration.commands
-        if idle and self._by_handoff.get(key) is registration:
-            del self._by_handoff[key]
-
     def _notify(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
@@ -551,10 +465,3 @@ class EngineDriver:
     def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(trio.RunFinishedError):  # the loop is gone, and everything of ours with it
             self._token.run_sync_soon(function, *arguments)
-
-
-def _handoff_key(registration: HandoffRegistration) -> tuple[int | None, HandoffId | None]:
-    """How rows name the handoff."""
-    if registration.handoff is None:
-        return None, registration.handoff_id
-    return registration.handoff, None
