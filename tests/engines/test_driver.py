@@ -16,7 +16,7 @@ from handoff_fakes import (
     run_scheduled,
     unmodelled_timing,
 )
-from handoff_pair import HandoffPair, kinds_of, prefill_worker, rows_of, tcp_pair
+from handoff_pair import LIFECYCLE, HandoffPair, kinds_of, prefill_worker, rows_of, tcp_pair
 from recorded_steps import assert_replays
 
 from handoff.engines.boundary import ControlCall, destination_reserved, source_held
@@ -34,25 +34,6 @@ from handoff.journal.vocabulary import ActionName, FactName, HandoffOrder, Outco
 
 schedules = pytest.mark.parametrize("schedule", range(SCHEDULES))
 orders = pytest.mark.parametrize("order", HandoffOrder)
-
-LIFECYCLE = {
-    HandoffOrder.SOURCE_FIRST: [
-        ObserverName.SOURCE_HELD,
-        ObserverName.DESTINATION_ACCEPTED,
-        ObserverName.DESTINATION_RESERVED,
-        ObserverName.DESTINATION_ACTIVATED,
-        ObserverName.SOURCE_RELEASED,
-        ObserverName.COMPLETED,
-    ],
-    HandoffOrder.DESTINATION_FIRST: [
-        ObserverName.DESTINATION_ACCEPTED,
-        ObserverName.DESTINATION_RESERVED,
-        ObserverName.SOURCE_HELD,
-        ObserverName.DESTINATION_ACTIVATED,
-        ObserverName.SOURCE_RELEASED,
-        ObserverName.COMPLETED,
-    ],
-}
 
 
 @schedules

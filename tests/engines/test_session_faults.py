@@ -7,19 +7,30 @@ import pytest
 import trio
 import trio.testing
 from attrs import define
-from handoff_fakes import SCHEDULES, IdealEngine, OneFault, SemanticBoundary, identity_of, run_scheduled
+from handoff_fakes import (
+    SCHEDULES,
+    IdealEngine,
+    OneFault,
+    SemanticBoundary,
+    identity_of,
+    run_scheduled,
+    unmodelled_timing,
+)
+from handoff_pair import LIFECYCLE as EXPECTED_LIFECYCLE
 from handoff_pair import HandoffPair, kinds_of, prefill_worker, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recorded_steps import assert_replays
 
 from handoff.engines.boundary import ControlCall
-from handoff.engines.interception import FaultKind, InterceptionPoint, Interference
+from handoff.engines.interception import PASS, FaultKind, InterceptionPoint, Interference
 from handoff.engines.session_machine import SessionMachine
 from handoff.engines.source_session import SourceSession
 from handoff.journal.coordinator import ACCEPTED, APPLIED
 from handoff.journal.declarations import FaultInjected
 from handoff.journal.port import JournalFailed, MemoryJournal
 from handoff.journal.terms import ObserverName
-from handoff.journal.vocabulary import ActionName, HandoffId, Seq
+from handoff.journal.vocabulary import ActionName, HandoffId, HandoffOrder, Seq
 
 schedules = pytest.mark.parametrize("schedule", range(SCHEDULES))
 
@@ -60,6 +71,20 @@ class WrittenFault:
         return struck
 
 
+@define
+class SeveralFaults:
+    """The first that strikes."""
+
+    faults: list[WrittenFault]
+
+    def intercept(self, point: InterceptionPoint, name: str, handoff_id: HandoffId) -> Interference:
+        for fault in self.faults:
+            struck = fault.intercept(point, name, handoff_id)
+            if struck is not PASS:
+                return struck
+        return PASS
+
+
 @pytest.mark.parametrize("schedule", range(3))
 @pytest.mark.parametrize("do", DEEDS)
 @pytest.mark.parametrize(("point", "name"), PLACES, ids=[f"{point}:{name}" for point, name in PLACES])
@@ -90,6 +115,58 @@ def test_every_fault_at_every_place_ends_both_sides_and_replays(
 
     run_scheduled(schedule, scenario)
     assert_replays(journal)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.random_module(),
+    st.integers(0, 2**32),
+    st.sampled_from(HandoffOrder),
+    st.lists(
+        st.tuples(
+            st.sampled_from(PLACES),
+            st.builds(Interference, st.sampled_from(DEEDS), st.sampled_from([0.0, 1.0, 7.5, 9.0, 2500.0])),
+        ),
+        max_size=3,
+    ),
+    st.none() | st.sampled_from([0.0, 0.5, 8.0, 1999.0, 2000.0]),
+    st.booleans(),
+)
+def test_any_faults_under_any_schedule_leave_nothing_behind(
+    randomness: object,
+    schedule: int,
+    order: HandoffOrder,
+    faults: list[tuple[tuple[InterceptionPoint, str], Interference]],
+    cancel_at_ms: float | None,
+    slow: bool,
+) -> None:
+    journal = MemoryJournal()
+    crashes = [interference.do for _place, interference in faults if interference.do in CRASHES]
+    planned = SeveralFaults([WrittenFault(OneFault(*place, interference), journal) for place, interference in faults])
+
+    async def scenario() -> None:
+        async with prefill_worker(journal, interceptor=planned, order=order) as (nursery, pair):
+            pair.source_engine.timing = unmodelled_timing(8.0 if slow else None)
+            pair.register_source()
+            nursery.start_soon(pair.run_destination)
+            if cancel_at_ms is not None:
+                nursery.start_soon(cancel_later, pair, cancel_at_ms)
+            source, destination = await pair.both_end()
+            assert pair.permits.available == 1
+            if FaultKind.CRASH_SOURCE not in crashes:
+                assert not pair.source_engine.held
+            if FaultKind.CRASH_DESTINATION not in crashes and not destination.ok:
+                assert not pair.destination_engine.held
+            if source.ok and not crashes:
+                assert pair.observed == EXPECTED_LIFECYCLE[order]
+
+    run_scheduled(schedule, scenario)
+    assert_replays(journal)
+
+
+async def cancel_later(pair: HandoffPair, at_ms: float) -> None:
+    await pair.context.clock.sleep_until_ms(at_ms)
+    pair.source_cancel.set()
 
 
 @schedules

@@ -31,6 +31,26 @@ from handoff.journal.vocabulary import HandoffOrder
 
 REGISTRATIONS = {HandoffOrder.SOURCE_FIRST: SOURCE_FIRST, HandoffOrder.DESTINATION_FIRST: DESTINATION_FIRST}
 
+LIFECYCLE = {
+    HandoffOrder.SOURCE_FIRST: [
+        ObserverName.SOURCE_HELD,
+        ObserverName.DESTINATION_ACCEPTED,
+        ObserverName.DESTINATION_RESERVED,
+        ObserverName.DESTINATION_ACTIVATED,
+        ObserverName.SOURCE_RELEASED,
+        ObserverName.COMPLETED,
+    ],
+    HandoffOrder.DESTINATION_FIRST: [
+        ObserverName.DESTINATION_ACCEPTED,
+        ObserverName.DESTINATION_RESERVED,
+        ObserverName.SOURCE_HELD,
+        ObserverName.DESTINATION_ACTIVATED,
+        ObserverName.SOURCE_RELEASED,
+        ObserverName.COMPLETED,
+    ],
+}
+"""What an observer sees of a handoff that succeeds."""
+
 
 @define(eq=False)
 class HandoffPair:
