@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from incidents import INCIDENTS, healthy_lines, imported, incident_paths, rows_of, written
+from incidents import INCIDENTS, healthy_lines, imported, incident_paths, many_healthy, rows_of, written
 
 from handoff.journal.examination import examine
 from handoff.journal.finding import Certainty
@@ -105,18 +105,6 @@ def test_an_incident_keeps_its_codes_as_two_sources_saw_it(path, tmp_path, seen,
     assert report.unplaced == ()
     found = {f.code for f in examine(rows_of(journal)).findings if f.certainty is not Certainty.UNKNOWN}
     assert set(fixture["findings"]) <= found
-
-
-def many_healthy(count: int) -> list[dict[str, Any]]:
-    """Healthy handoffs that overlap and use each other's blocks again as soon as they are free."""
-    lines = []
-    for number in range(count):
-        first = 2 * (number % 4)
-        for line in healthy_lines(f"h{number}", number * 4.7, request=f"r{number}", attempt=1):
-            if "blocks" in line:
-                line["blocks"] = [first, first + 1]
-            lines.append(line)
-    return sorted(lines, key=lambda line: line["at_ms"])
 
 
 @ways_of_seeing

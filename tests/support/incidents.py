@@ -60,3 +60,15 @@ def healthy_lines(handoff: str, at_ms: float = 0.0, **opened: Any) -> list[dict[
         (17.0, {"resource": "destination_finished", "blocks": [0, 1]}),
     )
     return [{"at_ms": at_ms + moment, "handoff": handoff, **fields} for moment, fields in steps]
+
+
+def many_healthy(count: int) -> list[dict[str, Any]]:
+    """Healthy handoffs that overlap and use each other's blocks again as soon as they are free."""
+    lines = []
+    for number in range(count):
+        first = 2 * (number % 4)
+        for line in healthy_lines(f"h{number}", number * 4.7, request=f"r{number}", attempt=1):
+            if "blocks" in line:
+                line["blocks"] = [first, first + 1]
+            lines.append(line)
+    return sorted(lines, key=lambda line: line["at_ms"])

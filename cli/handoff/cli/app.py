@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "show": Subcommand("show", "Show a handoff as a two-lane ladder."),
     "why": Subcommand("why", "Explain what went wrong, and who owes which cleanup."),
     "ledger": Subcommand("ledger", "Show who owns what at a row, and whose duty each cleanup is."),
+    "fixture": Subcommand("fixture", "Turn incidents into regression fixtures."),
     "import": Subcommand("import_lines", "Write event lines of other systems into a journal."),
     "export": Subcommand("export", "Write a journal in another form."),
     "verify": Subcommand("verify", "Check a journal's integrity."),
@@ -60,6 +61,10 @@ class LazyGroup(TyperGroup):
         if self.listing:
             return TyperCommand(cmd_name, help=subcommand.help)
         module: Any = import_module(f"handoff.cli.{subcommand.module}")
+        if hasattr(module, "app"):  # a subcommand with subcommands of its own
+            group = typer.main.get_command(module.app)
+            group.name, group.epilog = cmd_name, f"Example: {module.EXAMPLE}"
+            return group
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
         single.command(cmd_name, epilog=f"Example: {module.EXAMPLE}", context_settings=_HELP)(
             getattr(module, subcommand.module)

@@ -18,6 +18,9 @@ _STATUS = {
     "InvalidSetting": WRONG_USAGE,
     "LinesUnreadable": WRONG_USAGE,
     "NativeRefused": WRONG_USAGE,
+    "FixtureUnreadable": WRONG_USAGE,
+    "FixtureRefused": WRONG_USAGE,
+    "NothingToKeep": WRONG_USAGE,
     "JournalFailed": FOUND,
 }
 """Errors that a user can mend, by name: naming the classes would load what the command does not need."""

@@ -70,6 +70,13 @@ _BLOW_OF_KIND = {
     Kind.TORN_DOWN.value: Blow.CRASHED,
     Kind.JOURNAL_LOST.value: Blow.CRASHED,
 }
+_BLOW_OF_RESOURCE = {
+    "peer_closed": Blow.PEER_LOST,
+    "deadline_fired": Blow.TIMEOUT,
+    "cancel_requested": Blow.CANCELED,
+    "shutdown_requested": Blow.SHUTDOWN,
+}
+"""What an observer of another system, who sees no session of ours, writes for the same."""
 _REJECTIONS = frozenset({Kind.REJECTED.value, Kind.PERMIT_REFUSED.value})
 _HARMLESS = frozenset({Verdict.LATE, Verdict.DISCARDED, Verdict.DUPLICATE, Verdict.IGNORED_IN_CLEANUP})
 _GOODBYES = frozenset({WireName.ABORT.value, WireName.PROTOCOL_ERROR.value, WireName.OVERLOADED.value})
@@ -101,8 +108,7 @@ def _blow(event: Event, role: Role) -> Blow | None:
     if role is Role.COORDINATOR:
         return _coordinated_blow(event)
     if role is Role.JOURNAL:
-        lost = event.kind == Kind.RESOURCE and event.payload.get("resource") == "peer_closed"
-        return Blow.PEER_LOST if lost else None
+        return _BLOW_OF_RESOURCE.get(str(event.payload.get("resource"))) if event.kind == Kind.RESOURCE else None
     if role not in _SIDES or event.verdict is None:
         return None
     if event.kind == Kind.WIRE_RECEIVED and event.name in _GOODBYES:
