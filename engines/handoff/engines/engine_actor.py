@@ -28,8 +28,6 @@ Rejected: a wake-up for every pass (a thousand a second that nobody sees), and d
 number of wake-ups (then a busy machine would change the result; here it changes only when results are seen).
 """
 
-import hashlib
-import struct
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -44,7 +42,6 @@ from handoff.engines.engine_core import (
     EngineRequest,
     ForwardPassMetrics,
     KvEvent,
-    KvEventKind,
     PassResult,
     PressureRecord,
     Reply,
@@ -60,7 +57,6 @@ from handoff.engines.engine_rows import (
     EngineLifecycle,
     EngineOrder,
     EnginePressure,
-    EngineTokens,
     RequestPrepared,
 )
 from handoff.engines.engine_settings import EngineSettings
@@ -68,6 +64,7 @@ from handoff.engines.pass_clock import PassClock
 from handoff.engines.prompt_shape import from_runs
 from handoff.engines.stored_settings import settings_from_config, settings_to_config
 from handoff.engines.token_gaps import GapLog
+from handoff.engines.token_tally import TokenTally
 from handoff.journal.step import Step, StepBuilder
 from handoff.journal.terms import ActorKind
 from handoff.journal.vocabulary import FactName, HandoffId, OutcomeName, RequestId, TerminalStatus, Verdict
@@ -165,19 +162,6 @@ class _Request:
 
 
 @define
-class _TokenCount:
-    """The row of tokens in the making."""
-
-    passes: int = 0
-    tokens: int = 0
-    stored: int = 0
-    removed: int = 0
-    from_ms: float = 0.0
-    until_ms: float = 0.0
-    digest: Any = field(factory=lambda: hashlib.blake2b(digest_size=8))
-
-
-@define
 class EngineActor:
     """One engine. See the module for its rules.
 
@@ -205,7 +189,7 @@ class EngineActor:
     _entered: dict[HandoffId, int] = field(factory=dict, init=False)
     _held_back: list[EngineCommand] = field(factory=list, init=False)
     _tokenless: dict[RequestId, None] = field(factory=dict, init=False)
-    _count: _TokenCount | None = field(default=None, init=False)
+    _tally: TokenTally | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         timing = build_timing(self.settings)
@@ -401,17 +385,14 @@ class EngineActor:
         )  # fmt: skip
 
     def _count_pass(self, result: PassResult) -> None:
-        count = self._counting(result.start_ms)
-        count.passes += result.passes
-        count.until_ms = result.end_ms
         request_ids = result.token_requests
         numbers = [int(request_id) for request_id in request_ids]
-        count.tokens += len(numbers) * result.passes
-        count.digest.update(struct.pack(f"<dqq{len(numbers)}q", result.end_ms, result.passes, len(numbers), *numbers))
+        tally = self._tally_from(result.start_ms)
+        tally.add_pass(result.end_ms, result.passes, numbers)
         for request_id, number in zip(request_ids, numbers, strict=True):
             self._tokenless.pop(request_id, None)
             self.output.output.append(TokenRun(number, result.passes, result.end_ms))
-        self._count_kv_events(count, result.kv_events)
+        self._take_kv_events(tally, result.kv_events)
         if result.metrics is not None:
             self.output.metrics.append(result.metrics)
 
@@ -419,37 +400,22 @@ class EngineActor:
         """Count the cache events of commands."""
         events = self.core.take_kv_events()
         if events:
-            self._count_kv_events(self._counting(at_ms), events)
+            self._take_kv_events(self._tally_from(at_ms), events)
 
-    def _counting(self, from_ms: float) -> _TokenCount:
-        if self._count is None:
-            self._count = _TokenCount(from_ms=from_ms, until_ms=from_ms)
-        return self._count
-
-    def _count_kv_events(self, count: _TokenCount, events: list[KvEvent]) -> None:
-        for event in events:
-            names = event.block_names
-            stored = event.kind is KvEventKind.STORED
-            if stored:
-                count.stored += len(names)
-            else:
-                count.removed += len(names)
-            parent = 0 if event.parent is None else event.parent
-            words = (event.event_id, stored, parent, *names)
-            count.digest.update(b"".join((word & _WORD).to_bytes(8, "little") for word in words))
+    def _take_kv_events(self, tally: TokenTally, events: list[KvEvent]) -> None:
+        tally.add_kv_events(events)
         self.output.kv_events.extend(events)
+
+    def _tally_from(self, from_ms: float) -> TokenTally:
+        if self._tally is None:
+            self._tally = TokenTally(from_ms)
+        return self._tally
 
     def _add_token_row(self, builder: StepBuilder) -> None:
         """Passes without tokens are counted with the next that have some, in whichever step those end."""
-        count = self._count
-        if count is not None and (count.tokens or count.stored or count.removed):
-            builder.add(
-                EngineTokens(
-                    count.passes, count.tokens, count.stored, count.removed, self.core.metrics().active_blocks,
-                    count.digest.hexdigest(), count.from_ms, count.until_ms,
-                )
-            )  # fmt: skip
-            self._count = None
+        if self._tally is not None and self._tally.is_worth_a_row:
+            builder.add(self._tally.row(self.core.metrics().active_blocks))
+            self._tally = None
 
     def _handoff(self, number: int) -> int | None:
         request = self._requests.get(number)
@@ -465,7 +431,6 @@ class EngineActor:
         return request.handoff
 
 
-_WORD = (1 << 64) - 1
 _NAMED = "id:"
 
 

@@ -145,19 +145,20 @@ class LiveCluster:
     async def _bring_arrivals(self) -> None:
         clock = self.context.clock
         self._begun_ms = clock.now_ms()
-        limit_ms = self.scenario.workload.max_sim_time_ms
+        given = self.scenario.workload.max_sim_time_ms
+        limit_ms = math.inf if given is None else given
         try:
             while self.stopped is None and not self.workload.is_drained:
                 self._changed = trio.Event()
                 ready_ms = self.workload.next_ready_ms()
-                if ready_ms is not None and limit_ms is not None and ready_ms > limit_ms:
+                if ready_ms is not None and ready_ms > limit_ms:
                     return
                 if ready_ms is None or self._begun_ms + ready_ms > clock.now_ms():
                     with clock.move_on_at(math.inf if ready_ms is None else self._begun_ms + ready_ms):
                         await self._changed.wait()
                     continue
                 await self.context.journal.room()
-                for arrival in self.workload.take_ready(clock.now_ms() - self._begun_ms):
+                for arrival in self.workload.take_ready(min(clock.now_ms() - self._begun_ms, limit_ms)):
                     self._arrive(arrival)
         except JournalFailed as lost:
             self.stop(str(lost))
