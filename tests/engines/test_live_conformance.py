@@ -8,6 +8,7 @@ from live_handoffs import LivePair, live_pair, run_real
 
 from handoff.engines.conformance import NormalizedHandoffConformance, NormalizedStoredTiming, NotConformant
 from handoff.engines.engine_core import KvEvent
+from handoff.engines.offline_conformance import run_offline_handoff_conformance
 from handoff.engines.request_stream import OutputSignal
 from handoff.journal.terms import ObserverName
 from handoff.journal.vocabulary import EngineType, TimingMode, order_for_engine
@@ -109,7 +110,13 @@ def test_live_and_offline_handoff_surfaces_share_one_conformance_report(
 ) -> None:
     report = live_report(engine_type, mode, source_first=source_first)
     report.validate()
+    assert report == run_offline_handoff_conformance(engine_type, mode)
     assert report.destination_stored.on_activation == 2
+
+
+def test_tensorrt_llm_supports_no_handoff() -> None:
+    with pytest.raises(ValueError, match="TRT-LLM"):
+        run_offline_handoff_conformance(EngineType.TRTLLM, TimingMode.FULL_PROMPT)
 
 
 def test_a_report_names_the_first_demand_that_it_breaks() -> None:

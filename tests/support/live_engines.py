@@ -5,11 +5,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from attrs import evolve
 from recorded_steps import assert_replays
 
 from handoff.engines.engine_core import KvEvent, KvEventKind
 from handoff.engines.engine_settings import EngineSettings
 from handoff.engines.live_engine import LiveEngine, LiveEngineConfig, LiveRequest
+from handoff.engines.offline_conformance import conformance_settings
 from handoff.engines.request_stream import OutputSignal, RequestStream
 from handoff.journal.port import MemoryJournal
 from handoff.journal.vocabulary import EngineType, RequestId, TimingMode, WorkerRole
@@ -24,21 +26,8 @@ def fixture_settings(
     timing_mode: TimingMode = TimingMode.FULL_PROMPT,
     **changes: Any,
 ) -> EngineSettings:
-    """Block size 4, 64 blocks, 2 slots, speed-up 1000, 1 ms of transfer a token."""
-    values: dict[str, Any] = {
-        "engine_type": engine_type,
-        "worker_role": worker_role,
-        "block_size": 4,
-        "num_gpu_blocks": 64,
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 2,
-        "speedup_ratio": 1000.0,
-        "decode_speedup_ratio": 1000.0,
-        "kv_transfer_bandwidth": 1.0,
-        "kv_bytes_per_token": 1_000_000,
-        "kv_transfer_timing_mode": timing_mode,
-    }
-    return EngineSettings(**(values | changes))
+    """The engine of the conformance fixture, with changes."""
+    return evolve(conformance_settings(engine_type, worker_role, timing_mode), **changes)
 
 
 def fixture_request(request_id: str | None, output_tokens: int, token: int = PLANNED_TOKEN) -> LiveRequest:
