@@ -1,8 +1,8 @@
 """One coordinator being folded: it takes its recorded inputs, and owes the effects that its journal has yet to show.
 
-Most rows are of the two plainest sorts: an outcome that is applied, and an action without a delay. `Fold.quick` takes
-those as they are stored, without making an `Event` of them; whatever it does not take, or does not agree with, is left
-to the slow way, which explains.
+Most rows are of three plain sorts: an outcome and a fact that are applied, and an action. `Fold.quick` takes those as
+they are stored, without making an `Event` of them; whatever it does not take, or does not agree with, is left to the
+slow way, which explains. It may try a fact that is then refused, since refused and ignored facts change nothing.
 """
 
 from collections import deque
@@ -21,6 +21,7 @@ _OUTCOMES = {name.value: Outcome(name) for name in OutcomeName}
 _BY_CODE = {TERM_CODE[name]: outcome for name, outcome in _OUTCOMES.items()}
 _ACTION_ISSUED = TERM_CODE[Kind.ACTION_ISSUED]
 _OUTCOME_APPLIED = TERM_CODE[Kind.OUTCOME_APPLIED]
+_FACT_APPLIED = TERM_CODE[Kind.FACT_APPLIED]
 _APPLIED = TERM_CODE[Verdict.APPLIED]
 _KIND, _NAME, _ACTION_ID, _OUTCOME, _VERDICT, _PAYLOAD = 9, 10, 11, 12, 13, 18
 _FACTS_KEPT = 4096
@@ -32,7 +33,11 @@ Owed = Action | CoordinatorError
 class FactCache:
     """Decoded facts: prompts of one length are timed alike, so the same text comes again and again."""
 
-    _facts: dict[tuple[str, str | None, str | None], FactOffered] = field(factory=dict)
+    _facts: dict[tuple[int | None, str | None], FactOffered] = field(factory=dict)
+
+    def get(self, name: int, payload: str | None) -> FactOffered | None:
+        """The fact of a stored row, if one like it was decoded before."""
+        return self._facts.get((name, payload))
 
     def decode(self, event: Event) -> Any:
         """The input that a row holds.
@@ -40,15 +45,11 @@ class FactCache:
         Raises:
             UnreadableRow: the row does not fit its kind.
         """
-        key = (event.kind, event.name, event.payload_json)
-        known = self._facts.get(key)
-        if known is not None:
-            return known
         offered = decode(event, ActorKind.COORDINATOR)
         if isinstance(offered, FactOffered):
             if len(self._facts) >= _FACTS_KEPT:
                 self._facts.clear()
-            self._facts[key] = offered
+            self._facts[TERM_CODE[offered.name], event.payload_json] = offered
         return offered
 
 
@@ -80,36 +81,62 @@ class Fold:
         """What to call it in a sentence."""
         return f"coordinator {self.actor}" + (f" ({self.label})" if self.label else "")
 
-    def quick(self, row: tuple[Any, ...]) -> bool:
-        """Take a stored row if it is of the plainest sort and agrees; False leaves everything as it was."""
-        if row[_PAYLOAD] is not None or self.diverged:
+    def quick(self, row: tuple[Any, ...], facts: FactCache) -> bool:
+        """Take a stored row if it is of a plain sort and agrees; False leaves everything as it was."""
+        kind = row[_KIND]
+        if self.diverged:
             return False
-        owed = self.owed
-        if row[_KIND] == _ACTION_ISSUED:
-            if not owed:
-                return False
-            action = owed[0]
-            if (
-                type(action) is not Action
-                or action.delay_ms is not None
-                or row[_ACTION_ID] != action.id
-                or row[_NAME] != TERM_CODE[action.name]
-                or row[_VERDICT] is not None
-            ):
-                return False
-            owed.popleft()
+        if kind == _ACTION_ISSUED:
+            taken = self._quick_action(row)
+        elif row[_VERDICT] != _APPLIED or (self.owed and not self.observed):
+            return False
+        elif kind == _OUTCOME_APPLIED:
+            taken = self._quick_outcome(row)
+        elif kind == _FACT_APPLIED:
+            taken = self._quick_fact(row, facts)
+        else:
+            return False
+        if taken:
             self.last_seq = row[0]
-            return True
-        if row[_KIND] != _OUTCOME_APPLIED or row[_VERDICT] != _APPLIED or (owed and not self.observed):
+        return taken
+
+    def _quick_action(self, row: tuple[Any, ...]) -> bool:
+        action = self.owed[0] if self.owed else None
+        if (
+            type(action) is not Action
+            or row[_ACTION_ID] != action.id
+            or row[_NAME] != TERM_CODE[action.name]
+            or row[_VERDICT] is not None
+            or row[_PAYLOAD] != (None if action.delay_ms is None else f'{{"delay_ms":{action.delay_ms!r}}}')
+        ):
             return False
+        self.owed.popleft()
+        return True
+
+    def _quick_outcome(self, row: tuple[Any, ...]) -> bool:
         core, action_id, outcome = self.core, row[_ACTION_ID], _BY_CODE.get(row[_OUTCOME])
         action_name = core.issued.get(action_id)
-        if outcome is None or action_name is None or action_id in core.outcomes:
+        if outcome is None or action_name is None or action_id in core.outcomes or row[_PAYLOAD] is not None:
             return False
         if outcome.name not in ADMITTED_OUTCOMES[action_name]:
             return False
-        owed.extend(core.on_outcome(action_id, outcome))
-        self.last_input = self.last_seq = row[0]
+        self.owed.extend(core.on_outcome(action_id, outcome))
+        self.last_input = row[0]
+        return True
+
+    def _quick_fact(self, row: tuple[Any, ...], facts: FactCache) -> bool:
+        offered, core = facts.get(row[_NAME], row[_PAYLOAD]), self.core
+        if offered is None or offered.handoff_id is not None:
+            return False
+        fact = Fact(offered.name, core.handoff_id, offered.transfer_timing, offered.transferable_prompt_tokens)
+        try:
+            actions = core.on_fact(fact)
+        except CoordinatorError:
+            return False
+        if core.verdict is not Verdict.APPLIED:
+            return False
+        self.owed.extend(actions)
+        self.last_input = row[0]
         return True
 
     def take(self, event: Event, facts: FactCache) -> Verdict:

@@ -91,10 +91,10 @@ class CoreReplay:
         if not isinstance(self.source, StoredRows):
             yield from self.source.events(kinds=kinds)
             return
-        found, tally, folds = self._found, self._tally, self._folds
+        found, tally, folds, facts = self._found, self._tally, self._folds, self._facts
         for row in self.source.rows(kinds=kinds):
             fold = folds.get(row[4])
-            if fold is None or not fold.quick(row):
+            if fold is None or not fold.quick(row, facts):
                 yield event_from_row(row)
                 continue
             found.rows += 1
