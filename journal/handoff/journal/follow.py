@@ -51,6 +51,9 @@ def handoffs_as_they_end(
     def wait_for_more() -> bool:
         return not over and wait()
 
+    def over_by_now(number: int) -> bool:
+        return has_ended(chronicle_of(source, source.handoff(number)))
+
     def due(number: int) -> Iterator[HandoffSummary]:
         del waiting[number]
         summary = summary_of(chronicle_of(source, source.handoff(number)))
@@ -66,9 +69,8 @@ def handoffs_as_they_end(
             continue
         elif event.kind == Kind.HANDOFF_OPENED:
             waiting[event.handoff] = None
-        elif event.handoff in waiting and _tells_an_end(event):
-            if has_ended(chronicle_of(source, source.handoff(event.handoff))):
-                yield from due(event.handoff)
+        elif event.handoff in waiting and _tells_an_end(event) and over_by_now(event.handoff):
+            yield from due(event.handoff)
     for number in list(waiting):
         yield from due(number)
 

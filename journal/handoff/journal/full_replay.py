@@ -27,16 +27,16 @@ from handoff.journal.divergence import (
     DivergenceClass,
     FieldDifference,
     classify,
-    describe,
     differences_between,
     readable,
 )
-from handoff.journal.event import Event, event_from_row
+from handoff.journal.event import Event
 from handoff.journal.event_source import EventSource, declared_actor
 from handoff.journal.replay_report import Findings, ReplayReport, RunEnding, Tier
-from handoff.journal.row_codec import UnreadableRow, decode, encode, handoff_of, inherits
+from handoff.journal.row_codec import UnreadableRow, decode, inherits
 from handoff.journal.seats import RecentValues, Seat, Seats
-from handoff.journal.step import MachineFactory, Step, crashed
+from handoff.journal.step import MachineFactory
+from handoff.journal.step_again import rows_of, sentence_of, take_again
 from handoff.journal.terms import ActorKind, EndState, Kind
 from handoff.journal.vocabulary import ActorId, Seq, Verdict
 
@@ -278,11 +278,11 @@ class FullReplay:
         except _Unfit as unfit:
             self._structure(head, unfit.sentence, unfit.kind, seat=seat)
             return
-        step, raised = _take(seat, value, head.at_ms)
+        step, raised = take_again(seat, value, head.at_ms)
         self._found.steps += 1
         self._found.compared += len(group)
         try:
-            expected = _rows_of(step, seat, head)
+            expected = rows_of(step, seat, head)
         except Exception as error:  # noqa: BLE001 - a tampered input may make an answer that has no row
             self._structure(head, f"the answer of {seat.name} has no rows: {type(error).__name__}: {error}", seat=seat)
             return
@@ -342,7 +342,7 @@ class FullReplay:
             return
         for event in self.source.events(actor=seat.actor, last=before - 1):
             if event.is_head and event.is_input:
-                _take(seat, self._input(seat, event), event.at_ms)
+                take_again(seat, self._input(seat, event), event.at_ms)
             seat.last_at_ms, seat.last_seq = event.at_ms, event.seq
 
     # -- divergences ----------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class FullReplay:
         expected, actual = difference.expected, difference.actual
         row = actual or group[-1]
         before = [event.seq for event in group if event.seq < row.seq] if actual is not None else [row.seq]
-        sentence = _sentence(seat, difference)
+        sentence = sentence_of(seat, difference)
         if raised is not None:
             sentence += f"; the machine raised {type(raised).__name__}: {raised}"
         self._found.diverged(
@@ -428,49 +428,3 @@ class _Unfit(Exception):
 
 def _seq_or_none(seq: int | None) -> Seq | None:
     return None if seq is None else Seq(seq)
-
-
-def _take(seat: Seat, value: Any, at_ms: float) -> tuple[Step, Exception | None]:
-    """The machine's answer; an input on which it raises is a step of its own."""
-    assert seat.machine is not None
-    try:
-        return seat.machine.step(value, at_ms), None
-    except Exception as error:  # noqa: BLE001 - whatever a machine raises, the journal says that it crashed
-        return crashed(value), error
-
-
-def _rows_of(step: Step, seat: Seat, head: Event) -> list[Event]:
-    """The rows that a step becomes when it is appended at the place of `head`."""
-    first = head.seq
-    rows = []
-    for index, entry in enumerate(step.entries):
-        cause = head.cause if index == 0 else None if entry.cause is None else first + entry.cause
-        fields = encode(entry.value, entry.verdict, cause, caused=index == 0 and cause is not None)
-        rows.append(
-            event_from_row(
-                (first + index, first, head.run, handoff_of(entry.value, seat.handoff), seat.actor + entry.slot,
-                 head.source, head.at_ms, head.at_min_ms, head.at_max_ms, *fields)
-            )
-        )  # fmt: skip
-    return rows
-
-
-def _sentence(seat: Seat, difference: Difference) -> str:
-    expected, actual = difference.expected, difference.actual
-    match difference.kind:
-        case DivergenceClass.MISSING:
-            assert expected is not None
-            return f"{seat.name} answers with {describe(expected)}, which the journal lacks"
-        case DivergenceClass.EXTRA:
-            assert actual is not None
-            return f"the journal holds {describe(actual)}, which {seat.name} does not answer with"
-        case DivergenceClass.REORDERED:
-            assert expected is not None
-            assert actual is not None
-            return f"{seat.name} answers with {describe(expected)} before {describe(actual)}"
-        case _ if expected is not None and actual is not None and expected.is_input:
-            return f"{seat.name} takes {describe(expected)}; the journal holds {describe(actual)}"
-        case _:
-            assert expected is not None
-            assert actual is not None
-            return f"{seat.name} answers with {describe(expected)}; the journal holds {describe(actual)}"
