@@ -306,6 +306,14 @@ def test_every_part_of_the_identity_is_compared(field: str) -> None:
         server.next_event()
 
 
+@pytest.mark.parametrize("room", [17.0, "17", None])
+def test_an_identity_that_only_looks_equal_is_none(room: Any) -> None:
+    _client, server = registered()
+    server.receive_data(frame(payload("Complete", {**IDENTITY_JSON, "bootstrap_room": room})))
+    with pytest.raises(PeerBrokeFormat, match="bootstrap_room"):
+        server.next_event()
+
+
 def test_an_end_inside_a_frame_is_an_error_and_between_frames_is_none() -> None:
     client, server = registered()
     server.receive_data(client.send(Message(WireName.COMPLETE)))

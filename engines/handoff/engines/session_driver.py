@@ -2,8 +2,8 @@
 
 One task takes the inputs, one by one: it reads the clock, steps the machine, appends the step to the journal, waits
 until that is durable if anybody else can see an effect, and carries the effects out in order. Around it, child tasks
-wait for the world: one reads frames, one listens to the engine, one for each call of the engine, and one sends
-frames. Cancel and shutdown are signals and timers are part of the inbox; neither needs a task.
+wait for the world: one reads frames, one listens to the engine, one for each call of the engine, one keeps time, and
+one sends frames. Cancel and shutdown are signals, which need no task.
 
 The life of a session has two parts, and only the second may not be taken away:
 
@@ -193,6 +193,7 @@ class SessionDriver:
         try:
             async with trio.open_nursery() as children:
                 self._children = children
+                children.start_soon(self._inbox.keep_time)
                 await self._offer(Arrived(SessionStarted(), cause, self.context.clock.now_ms()))
                 children.start_soon(self._read_all)
                 children.start_soon(self._listen)
@@ -212,6 +213,7 @@ class SessionDriver:
         if self._machine_error is None:
             async with trio.open_nursery() as children:
                 self._children = children
+                children.start_soon(self._inbox.keep_time)
                 await self._finish(calm)
                 children.cancel_scope.cancel()
         if self._machine_error is not None:
@@ -288,12 +290,18 @@ class SessionDriver:
             if entry.verdict is None and entry.slot == 0
         )
         if any(isinstance(value, _VISIBLE) for _row, value in self._uncarried) and not self._journal_lost:
-            try:
-                with trio.CancelScope(shield=self.machine.ended):
-                    await journal.durable(Seq(first + len(entries) - 1))
-            except JournalFailed:
-                await self._lose_journal()
+            await self._wait_durable(Seq(first + len(entries) - 1))
         await self._carry_out_all()
+
+    async def _wait_durable(self, last: Seq) -> None:
+        try:
+            if self.machine.ended:
+                with trio.CancelScope(shield=True):  # the end is decided, and must be told
+                    await self.context.journal.durable(last)
+            else:
+                await self.context.journal.durable(last)
+        except JournalFailed:
+            await self._lose_journal()
 
     async def _lose_journal(self) -> None:
         """Go on without rows: nothing new is begun, and whatever is held is given up."""

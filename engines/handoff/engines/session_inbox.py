@@ -1,10 +1,15 @@
 """What a session has yet to hear, in the order in which it must hear it.
 
 Several inputs may be ready at once. Each has a rank, and the lowest rank is taken first: a shutdown before a frame, a
-deadline before the reply that came too late for it. Within a rank, first come is first served. Timers are part of the
-inbox, so that waiting for an input and waiting for a timer is one wait, without a task for each.
+deadline before the reply that came too late for it. Within a rank, first come is first served.
+
+Timers are part of the inbox, since a timer that is due must be ranked with everything else that is ready. Whoever
+takes an input lets due timers ripen first; one task (`keep_time`) merely wakes the taker when the earliest is due. A
+session's timers mostly move later, so that task sleeps nearly all the time, and a wait for an input is the wait for
+one event.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +52,8 @@ class Inbox:
     _timers: dict[TimerName, _Timer] = field(factory=dict, init=False)
     _woken: trio.Event | None = field(default=None, init=False)
     _drained: trio.Event | None = field(default=None, init=False)
+    _alarm_ms: float = field(default=math.inf, init=False)
+    _sooner: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._queues = tuple(deque() for _ in range(self.ranks))
@@ -64,6 +71,8 @@ class Inbox:
     def arm(self, name: TimerName, expires_ms: float, fire: Callable[[], None]) -> None:
         """Call `fire`, which posts, when the time has come; replaces the timer of that name."""
         self._timers[name] = _Timer(expires_ms, fire)
+        if expires_ms < self._alarm_ms:
+            self._sooner.set()
 
     def disarm(self, name: TimerName) -> None:
         """Forget a timer."""
@@ -101,14 +110,22 @@ class Inbox:
             if arrived is not None:
                 return arrived
             self._woken = trio.Event()
-            expires_ms = min((timer.expires_ms for timer in self._timers.values()), default=None)
-            if expires_ms is None:
-                await self._woken.wait()
-            else:
-                with self.clock.move_on_at(expires_ms):
-                    await self._woken.wait()
+            await self._woken.wait()
             self._woken = None
         return None
+
+    async def keep_time(self) -> None:
+        """Wake whoever takes whenever a timer is due, for ever."""
+        rung_ms = -math.inf
+        while True:
+            self._sooner = trio.Event()
+            later = (timer.expires_ms for timer in self._timers.values() if timer.expires_ms > rung_ms)
+            self._alarm_ms = min(later, default=math.inf)
+            with self.clock.move_on_at(self._alarm_ms) as sleep:
+                await self._sooner.wait()
+            if sleep.cancelled_caught:
+                rung_ms = self._alarm_ms
+                self.wake()
 
     async def wait_room(self, rank: int, limit: int) -> None:
         """Wait until fewer than `limit` inputs of a rank wait."""
