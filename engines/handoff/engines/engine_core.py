@@ -241,8 +241,7 @@ class PassResult:
         end_ms: when the last pass ends.
         last_start_ms: when the last pass started (`start_ms` for a run of one).
         passes: number of passes, at least 1.
-        effect: False for a pass that did nothing at all.
-        repeatable: with `effect` False: whether the same pass again would change nothing either.
+        effect: False for a pass that did nothing at all; the same pass again would do nothing either.
         admissions: taken into the batch, in order.
         token_sequences: what got one token in each pass, in batch order; the completed ones included.
         ends: requests that left, in the scheduler's order.
@@ -254,7 +253,7 @@ class PassResult:
 
     __slots__ = (
         "admissions", "effect", "end_ms", "ends", "held", "kv_events", "last_start_ms", "metrics", "passes",
-        "pressure", "repeatable", "start_ms", "token_sequences",
+        "pressure", "start_ms", "token_sequences",
     )  # fmt: skip
 
     def __init__(self, start_ms: float) -> None:
@@ -263,7 +262,6 @@ class PassResult:
         self.last_start_ms = start_ms
         self.passes = 1
         self.effect = True
-        self.repeatable = True
         self.admissions: list[Admission] = []
         self.token_sequences: Sequence[HasRequestId] = ()
         self.ends: list[RequestEnd] = []

@@ -29,7 +29,7 @@ class FaultyRuntime(OfflineRuntime):
 
     def _strike(self, place: FaultPlace, name: str, request: SimulatedRequest) -> Fault | None:
         fault = self._plan.strike(place, (name,), request.number + 1)
-        if fault is not None:
+        if fault is not None and self._logs:
             self._log(f"fault:{fault.on}:{fault.do}", request)
         return fault
 

@@ -69,6 +69,7 @@ class OfflinePool:
         gap_logs: of every worker that ever was, in order of id.
         metrics: what passes reported since the last drain, if captured.
         worker_seconds: provisioned so far.
+        candidates: workers that the next drive looks at.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class OfflinePool:
         self._capture_kv_events = capture_kv_events
         self._capture_metrics = capture_metrics
         self._counts_gaps = counts_gaps
-        self._candidates: list[SimulatedWorker] = []
+        self.candidates: list[SimulatedWorker] = []
         self._next_id = 0
         for _ in range(workers):
             self.activate(self.add_worker(WorkerState.ACTIVE))
@@ -162,19 +163,14 @@ class OfflinePool:
         """List a worker for the next drive."""
         if not worker.is_candidate:
             worker.is_candidate = True
-            self._candidates.append(worker)
-
-    @property
-    def has_candidates(self) -> bool:
-        """Whether a drive has anybody to look at."""
-        return bool(self._candidates)
+            self.candidates.append(worker)
 
     def take_candidates(self) -> Sequence[SimulatedWorker]:
         """The listed workers by ascending id; the list is empty afterwards."""
-        candidates = self._candidates
+        candidates = self.candidates
+        self.candidates = []
         if len(candidates) > 1:
             candidates.sort(key=_by_id)
-        self._candidates = []
         for worker in candidates:
             worker.is_candidate = False
         return candidates

@@ -11,9 +11,8 @@ Events of one time are ordered by when they were pushed. Inside a run of decode 
 says what the push would have been: the start of the pass that ends, the phase in which passes start, the worker. A
 run that is cut gets a new event; the old one is known by its serial and dropped.
 
-**An engine that does nothing sleeps.** Elsewhere it would try again at every timestamp that anybody visits. For most
-engines that changes nothing, so it is not done. Where it does (an SGLang engine whose ratio still decays), every
-timestamp counts while it sleeps: nobody leaps until it is at rest.
+**An engine that does nothing sleeps.** The deployed simulator lets it try again at every timestamp that anybody visits.
+Nothing can come of that until something reaches the engine, so here it is not done.
 
 **A run always ends.** If nothing can happen any more although requests are in flight, that is a *stall*: the first
 request that waits on the first such engine is failed, with a reason that names what it waits for and who holds it,
@@ -185,6 +184,7 @@ class OfflineRuntime:
         now_ms: the clock.
         events: the heap; see the module for its order.
         pending, waiting_prefill, waiting_decode: actions to carry out, and actions without a worker.
+        has_draining: whether a worker may be draining.
         stalls: what had to be failed so that the run could go on.
     """
 
@@ -248,8 +248,7 @@ class OfflineRuntime:
         self.waiting_decode: list[tuple[SimulatedRequest, Action]] = []
         self._requests: dict[RequestId, SimulatedRequest] = {}
         self._by_handoff: dict[HandoffId, SimulatedRequest] = {}
-        self._can_leap = not capture_metrics
-        self._restless: list[tuple[OfflinePool, SimulatedWorker]] = []
+        self.has_draining = False
         self._next_number = 0
         self.in_flight = 0
         self.counts = RuntimeCounts()
@@ -358,44 +357,35 @@ class OfflineRuntime:
     def drain_current_timestamp(self) -> None:
         """Do everything that happens now, in rounds, until nothing changes."""
         now_ms = self.now_ms
+        events, source, pending, carry_out = self.events, self._source, self.pending, self._carry_out
+        prefill, decode = self.prefill, self.decode
         self._round = 0
-        if self._restless:
-            self._wake_restless()
-        prefill, decode, source = self.prefill, self.decode, self._source
         while True:
-            self._apply_due_events(now_ms)
-            if source.is_ready(now_ms):
+            if events and events[0][0] <= now_ms:
+                self._apply_due_events(now_ms)
+            if source.ready_ms <= now_ms:
                 for arrival in source.take_ready(now_ms):
                     self._arrive(arrival)
-            while self.pending:
-                request, action = self.pending.popleft()
-                self._carry_out[action.name](request, action)
-            while prefill.has_candidates:
-                self._drive(prefill, _PREFILL_PHASE)
-            while decode.has_candidates:
-                self._drive(decode, _DECODE_PHASE)
+            while pending:
+                request, action = pending.popleft()
+                carry_out[action.name](request, action)
+            while prefill.candidates:
+                self._drive(prefill)
+            while decode.candidates:
+                self._drive(decode)
             if self._logs:
                 self._log("decode_drive_quiesced", None)
-            self._remove_drained(prefill)
-            self._remove_drained(decode)
+            if self.has_draining:
+                self._remove_drained()
             self._round += 1
-            if self._is_settled(now_ms):
-                events = self.events
-                if not (events and events[0][0] <= now_ms and self._planner is not None):
-                    return
+            if pending or prefill.candidates or decode.candidates or source.ready_ms <= now_ms:
+                continue
+            self._drop_stale_events()
+            if not events or events[0][0] > now_ms:
+                return
+            if events[0][6] == _TICK and self._planner is not None:
                 self._idle_ticks = self._idle_ticks + 1 if self._round == 1 else 0
                 self._tick(self._planner)
-
-    def _is_settled(self, now_ms: float) -> bool:
-        """Whether nothing more happens now, planner ticks aside."""
-        events = self.events
-        return not (
-            (events and events[0][0] <= now_ms and events[0][6] != _TICK)
-            or self.pending
-            or self.prefill.has_candidates
-            or self.decode.has_candidates
-            or self._source.is_ready(now_ms)
-        )
 
     # -- events ---------------------------------------------------------------------------------------
 
@@ -422,26 +412,35 @@ class OfflineRuntime:
             heappop(events)
 
     def _apply_due_events(self, now_ms: float) -> None:
-        """Each kind in turn, as long as it is on top."""
+        """Each kind in turn, as long as it is on top; the next round goes on with the rest."""
         events = self.events
-        for kind in (_PASS, _READY, _TRANSFER, _LATER):
-            while events and events[0][0] <= now_ms:
-                event = events[0]
-                if self._is_stale(event):
+        in_turn = _PASS
+        while events and events[0][0] <= now_ms:
+            event = events[0]
+            kind = event[6]
+            first, second = event[7]
+            if kind == _PASS:
+                if second.serial != event[5]:
                     heappop(events)
                     continue
-                if event[6] != kind:
-                    break
+                if in_turn > _PASS:
+                    return
                 heappop(events)
-                first, second = event[7]
-                if kind == _PASS:
-                    self._finish_pass(first, second)
-                elif kind == _READY:
-                    self._worker_is_ready(first, second)
-                elif kind == _LATER:
-                    second()
-                else:
-                    self._tell_fact(first, Fact(FactName.TRANSFER_COMPLETED, first.handoff_id))
+                self._finish_pass(first, second)
+                continue
+            if self._is_stale(event):
+                heappop(events)
+                continue
+            if kind < in_turn or kind == _TICK:
+                return
+            in_turn = kind
+            heappop(events)
+            if kind == _TRANSFER:
+                self._tell_fact(first, Fact(FactName.TRANSFER_COMPLETED, first.handoff_id))
+            elif kind == _READY:
+                self._worker_is_ready(first, second)
+            else:
+                second()
 
     def _touch(self, pool: OfflinePool, worker: SimulatedWorker) -> bool:
         """Something reaches a worker; whether it is in a pass. A run is cut, and its end pushed anew."""
@@ -466,14 +465,13 @@ class OfflineRuntime:
 
     # -- passes ---------------------------------------------------------------------------------------
 
-    def _drive(self, pool: OfflinePool, _phase: int) -> None:
+    def _drive(self, pool: OfflinePool) -> None:
         """Let every listed worker that is ready start a pass."""
         now_ms = self.now_ms
         for worker in pool.take_candidates():
             clock = worker.clock
-            if not clock.is_ready:
+            if clock.running is not None or clock.asleep or not clock.core.has_work:
                 continue
-            clock.leaps = self._can_leap and not self._restless
             result = clock.start(now_ms)
             for request_id, reused in result.admissions:
                 self._admit(pool, worker, self._requests[request_id], reused)
@@ -496,7 +494,8 @@ class OfflineRuntime:
             if request.decode_admit_ms is None:
                 request.decode_admit_ms = now_ms
                 request.phase = Phase.RUNNING_DECODE
-                self._log("decode_admitted", request)
+                if self._logs:
+                    self._log("decode_admitted", request)
         if self._observer is not None:
             self._observer.admitted(now_ms, pool.name, worker.worker_id, request, reused)
 
@@ -520,16 +519,14 @@ class OfflineRuntime:
         for held in result.held:
             request = self._by_handoff[held.handoff_id]
             request.held_ms = self.now_ms
-            self._log("source_held", request)
+            if self._logs:
+                self._log("source_held", request)
             self._tell_fact(
                 request, Fact(FactName.SOURCE_HELD, held.handoff_id, transfer_timing=held.transfer_timing)
             )
         if reserved is not None:
             self._reserved(reserved)
-        if worker.clock.asleep:
-            if not result.repeatable:
-                self._fall_asleep(pool, worker)
-        else:
+        if not worker.clock.asleep:
             pool.nominate(worker)
 
     def _prefill_ended(self, request: SimulatedRequest, end: RequestEnd) -> None:
@@ -537,7 +534,8 @@ class OfflineRuntime:
         if router is not None:
             router.prefill_completed(request.request_id)
         self.counts.prefill_marked += 1
-        self._log("prefill_mark_completed", request)
+        if self._logs:
+            self._log("prefill_mark_completed", request)
         if end.kind is EndKind.REJECTED:
             request.set_status(TerminalStatus.REJECTED, self.now_ms)
             self._tell_fact(request, Fact(FactName.FAILED, request.handoff_id))
@@ -550,7 +548,8 @@ class OfflineRuntime:
             self.decode.router.free(request.request_id)
         request.booked_decode = False
         self.counts.decode_router_freed += 1
-        self._log("decode_free", request)
+        if self._logs:
+            self._log("decode_free", request)
         completed = end.kind is EndKind.COMPLETED
         request.set_status(TerminalStatus.COMPLETED if completed else TerminalStatus.REJECTED, self.now_ms)
         self._end_logically(request)
@@ -594,9 +593,11 @@ class OfflineRuntime:
         assert request.status is not None
         self.traffic.ended(request)
         self._source.on_end(request.arrival, request.status, now_ms)
-        self._log("request_marked_done", request)
+        if self._logs:
+            self._log("request_marked_done", request)
         if self._source.is_workload:
-            self._log("workload_completed", request)
+            if self._logs:
+                self._log("workload_completed", request)
         if request.handoff_is_over:
             self._retire(request)
         else:
@@ -673,7 +674,8 @@ class OfflineRuntime:
         request.decode_worker = worker.worker_id
         if self._keeps_transitions:
             self.counts.decode_assignments[request.request_id] = worker.worker_id
-        self._log("destination_accepted", request)
+        if self._logs:
+            self._log("destination_accepted", request)
         self._tell_outcome(request, action, ACCEPTED)
         if reply.reserved is not None:
             self._reserved(reply.reserved)
@@ -681,7 +683,8 @@ class OfflineRuntime:
     def _reserved(self, reserved: DestinationReserved) -> None:
         request = self._by_handoff[reserved.handoff_id]
         request.reserved_ms = self.now_ms
-        self._log("destination_reserved", request)
+        if self._logs:
+            self._log("destination_reserved", request)
         self._tell_fact(
             request,
             Fact(
@@ -697,7 +700,8 @@ class OfflineRuntime:
         delay_ms = action.delay_ms or 0.0
         if delay_ms > 0.0:
             self._push(self.now_ms + delay_ms, _TRANSFER, (request, action))
-            self._log("transfer_queued", request)
+            if self._logs:
+                self._log("transfer_queued", request)
         else:
             self._tell_fact(request, Fact(FactName.TRANSFER_COMPLETED, request.handoff_id))
 
@@ -713,7 +717,8 @@ class OfflineRuntime:
             return
         request.phase = Phase.READY_DECODE
         request.activated_ms = self.now_ms
-        self._log("destination_activated", request)
+        if self._logs:
+            self._log("destination_activated", request)
         self._tell_outcome(request, action, APPLIED)
         if reply.reserved is not None:
             self._reserved(reply.reserved)
@@ -726,7 +731,8 @@ class OfflineRuntime:
             return
         reply = worker.clock.core.release_source(request.handoff_id)
         request.released_ms = self.now_ms
-        self._log("source_released", request)
+        if self._logs:
+            self._log("source_released", request)
         self._feed_command_events(worker)
         self._tell_outcome(request, action, APPLIED if reply.applied else NOOP)
 
@@ -768,10 +774,12 @@ class OfflineRuntime:
                 self.prefill.router.free(request.request_id)
             request.booked_prefill = False
             self.counts.prefill_router_freed += 1
-            self._log("prefill_free", request)
+            if self._logs:
+                self._log("prefill_free", request)
             if self._keeps_transitions:
                 self.counts.handoff_ms[request.request_id] = self.now_ms
-            self._log("handoff_completed", request)
+            if self._logs:
+                self._log("handoff_completed", request)
             if not request.counted_in_flight:
                 self._retire(request)
             if self.prefill.router is not None:
@@ -782,7 +790,10 @@ class OfflineRuntime:
 
     def _forget_actions(self, request: SimulatedRequest) -> None:
         """An ended request has no actions left."""
-        self.pending = deque(entry for entry in self.pending if entry[0] is not request)
+        kept = [entry for entry in self.pending if entry[0] is not request]
+        if len(kept) < len(self.pending):
+            self.pending.clear()
+            self.pending.extend(kept)
         self.waiting_prefill = [entry for entry in self.waiting_prefill if entry[0] is not request]
         self.waiting_decode = [entry for entry in self.waiting_decode if entry[0] is not request]
 
@@ -882,23 +893,7 @@ class OfflineRuntime:
             released.append(request.request_id)
         return released
 
-    # -- sleepers and stalls --------------------------------------------------------------------------
-
-    def _fall_asleep(self, pool: OfflinePool, worker: SimulatedWorker) -> None:
-        """A pass did nothing, but another one would change the engine: from now on every timestamp counts."""
-        self._restless.append((pool, worker))
-        for other_pool in (self.prefill, self.decode):
-            for other in other_pool.workers.values():
-                if other.clock.cut(self.now_ms):
-                    assert other.clock.running is not None
-                    self._push_end(other_pool, other, other.clock.running, inside_run=True)
-
-    def _wake_restless(self) -> None:
-        for pool, worker in self._restless:
-            if worker.clock.asleep:
-                worker.clock.asleep = False
-                pool.nominate(worker)
-        self._restless = []
+    # -- stalls --------------------------------------------------------------------------
 
     def _resolve_stall(self) -> None:
         """Fail the first request that waits on the first engine where somebody does, and let the run go on."""
@@ -992,6 +987,7 @@ class OfflineRuntime:
                     self._started(pool, worker)
             elif difference < 0:
                 transitions = shrink(pool, -difference)
+                self.has_draining = True
             changes.append((pool, transitions))
         for pool, transitions in changes:
             released = self._dispatch_released(pool)
@@ -1020,9 +1016,10 @@ class OfflineRuntime:
         released = self._dispatch_released(pool)
         self.lifecycle.add(self.now_ms, pool, ScalingCause.WORKER_READY_EVENT, [transition], released=released)
 
-    def _remove_drained(self, pool: OfflinePool) -> None:
-        if len(pool.active) < len(pool.workers):
+    def _remove_drained(self) -> None:
+        for pool in (self.prefill, self.decode):
             self.lifecycle.add(self.now_ms, pool, ScalingCause.DRAIN_SETTLEMENT, settle_drained(pool))
+        self.has_draining = any(pool_state(pool).draining for pool in (self.prefill, self.decode))
 
     def _tick(self, planner: Planner) -> None:
         """The planner looks at a settled timestamp."""
@@ -1062,6 +1059,10 @@ class OfflineRuntime:
         request = self._requests.get(request_id)
         return self.collector.snapshot(request_id) if request is None else request
 
+    def pending_transfers(self) -> int:
+        """Transfers whose completion is still to come, those of handoffs that are over included."""
+        return sum(event[6] == _TRANSFER for event in self.events)
+
     def drain_traffic(self) -> TrafficStats:
         """The traffic since the last call or tick."""
         return self.traffic.drain(self.now_ms)
@@ -1072,8 +1073,6 @@ class OfflineRuntime:
         return metrics
 
     def _log(self, name: str, request: SimulatedRequest | None) -> None:
-        if not self._logs:
-            return
         if self._keeps_transitions:
             self.counts.transition_log.append((name, None if request is None else request.request_id))
         if self._observer is not None:

@@ -220,7 +220,9 @@ class SglangCore(CommandedCore[SglangSequence]):
             result.effect = bool(
                 result.admissions or result.ends or result.held or result.pressure or result.token_sequences
             )
-            result.repeatable = self._ratio == ratio
+            # The deployed scheduler repeats a pass that did nothing, and all that comes of it is the ratio's decay.
+            if not result.effect and self._ratio < ratio:
+                self._ratio = self._minimum_ratio
         self._run = None
         self._may_extend = stable and not (retracted or result.ends or result.held)
         return result

@@ -8,6 +8,7 @@ fails or is canceled ends its session.
 Ready turns are released in the order of (ready time, session, turn).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
@@ -97,22 +98,25 @@ class Arrival(NamedTuple):
 
 
 class WorkloadSource(Protocol):
-    """What a runtime asks of a workload."""
+    """What a runtime asks of a workload.
+
+    Attributes:
+        is_workload: whether it is made of sessions rather than of plain requests.
+    """
+
+    is_workload: bool
 
     @property
     def reports_sessions(self) -> bool:
         """Whether records name the session and turn even of unnamed ones."""
 
     @property
-    def is_workload(self) -> bool:
-        """Whether it is made of sessions rather than of plain requests."""
+    def ready_ms(self) -> float:
+        """From when on `take_ready` returns something, as things are; infinity if that depends on an end."""
 
     @property
     def is_drained(self) -> bool:
         """Whether no further turn will ever be released."""
-
-    def is_ready(self, now_ms: float) -> bool:
-        """Whether `take_ready` would return something."""
 
     def next_ready_ms(self) -> float | None:
         """When the next turn could be released, or None if that depends on an end."""
@@ -128,34 +132,29 @@ class SessionSource:
     """Sessions released by their own times, or by concurrency.
 
     Args:
-        sessions: in trace mode in order of first arrival (ties in order of the file); read only as far as needed.
+        sessions: in trace mode in order of first arrival; read only as far as needed.
         max_in_flight: sessions at once in concurrency mode, or None for trace mode.
         speedup_ratio: divides arrivals and delays in trace mode.
     """
 
-    def __init__(self, sessions: Iterable[Session], max_in_flight: int | None = None, speedup_ratio: float = 1.0) -> None:
+    is_workload = True
+
+    def __init__(
+        self, sessions: Iterable[Session], max_in_flight: int | None = None, speedup_ratio: float = 1.0
+    ) -> None:
         self._sessions: Iterator[Session] = iter(sessions)
         self._by_time = max_in_flight is None
+        self.reports_sessions = not self._by_time
         self._speedup = speedup_ratio if self._by_time else 1.0
         self._ready: list[tuple[float, int, int, Session]] = []
         self._unfinished = 0
-        self._next: Session | None = next(self._sessions, None)
-        if max_in_flight is not None:
-            for _ in range(max_in_flight):
-                self._start_next(0.0)
-
-    is_workload = True
-
-    @property
-    def reports_sessions(self) -> bool:
-        """Concurrency mode names every session."""
-        return not self._by_time
-
-    def is_ready(self, now_ms: float) -> bool:
-        """Whether a turn is ready."""
-        if self._ready and self._ready[0][0] <= now_ms:
-            return True
-        return self._by_time and self._next is not None and self._first_arrival(self._next) <= now_ms
+        self._next: Session | None = None
+        self._next_ms = math.inf
+        """When the next session starts by itself."""
+        self._read_next()
+        for _ in range(max_in_flight or 0):
+            self._start_next(0.0)
+        self.ready_ms = self._earliest()
 
     @property
     def is_drained(self) -> bool:
@@ -164,46 +163,51 @@ class SessionSource:
 
     def next_ready_ms(self) -> float | None:
         """The earliest ready time."""
-        ready = self._ready[0][0] if self._ready else None
-        if not self._by_time or self._next is None:
-            return ready
-        first = self._first_arrival(self._next)
-        return first if ready is None or first < ready else ready
+        return None if self.ready_ms == math.inf else self.ready_ms
 
     def take_ready(self, now_ms: float) -> list[Arrival]:
         """The turns that are ready."""
-        if self._by_time:
-            while self._next is not None and self._first_arrival(self._next) <= now_ms:
-                self._start_next(self._first_arrival(self._next))
+        while self._next_ms <= now_ms:
+            self._start_next(self._next_ms)
         arrivals = []
-        while self._ready and self._ready[0][0] <= now_ms:
-            at_ms, _, turn_index, session = heappop(self._ready)
+        ready = self._ready
+        while ready and ready[0][0] <= now_ms:
+            at_ms, _, turn_index, session = heappop(ready)
             arrivals.append(Arrival(at_ms if self._by_time else now_ms, session, turn_index))
+        self.ready_ms = self._earliest()
         return arrivals
 
     def on_end(self, arrival: Arrival, status: TerminalStatus, now_ms: float) -> None:
         """Make the session's next turn ready, or the next session."""
-        following = arrival.turn_index + 1
-        goes_on = status in (TerminalStatus.COMPLETED, TerminalStatus.REJECTED)
-        if goes_on and following < len(arrival.session.turns):
-            delay_ms = arrival.session.turns[following].delay_ms / self._speedup
-            heappush(self._ready, (now_ms + delay_ms, arrival.session.number, following, arrival.session))
+        session, following = arrival.session, arrival.turn_index + 1
+        goes_on = status is TerminalStatus.COMPLETED or status is TerminalStatus.REJECTED
+        if goes_on and following < len(session.turns):
+            delay_ms = session.turns[following].delay_ms / self._speedup
+            heappush(self._ready, (now_ms + delay_ms, session.number, following, session))
+            self.ready_ms = self._earliest()
             return
         self._unfinished -= 1
         if not self._by_time:
             self._start_next(now_ms)
+            self.ready_ms = self._earliest()
 
-    def _first_arrival(self, session: Session) -> float:
-        assert session.first_arrival_ms is not None
-        return session.first_arrival_ms / self._speedup
+    def _earliest(self) -> float:
+        ready = self._ready
+        return min(ready[0][0], self._next_ms) if ready else self._next_ms
 
     def _start_next(self, ready_ms: float) -> None:
-        if self._next is None:
-            return
         session = self._next
-        self._next = next(self._sessions, None)
-        self._unfinished += 1
-        heappush(self._ready, (ready_ms, session.number, 0, session))
+        if session is not None:
+            self._unfinished += 1
+            heappush(self._ready, (ready_ms, session.number, 0, session))
+            self._read_next()
+
+    def _read_next(self) -> None:
+        session = self._next = next(self._sessions, None)
+        self._next_ms = math.inf
+        if session is not None and self._by_time:
+            assert session.first_arrival_ms is not None
+            self._next_ms = session.first_arrival_ms / self._speedup
 
 
 class RequestListSource:
@@ -231,24 +235,23 @@ class RequestListSource:
         """Whether every request was released."""
         return self._next == len(self._requests)
 
+    @property
+    def ready_ms(self) -> float:
+        """The next request's time; in concurrency mode always, while there is room."""
+        if self.is_drained:
+            return math.inf
+        if self._max_in_flight is not None:
+            return -math.inf if self._in_flight < self._max_in_flight else math.inf
+        return self._requests[self._next].first_arrival_ms or 0.0
+
     def next_ready_ms(self) -> float | None:
         """The next request's time, in trace mode."""
-        if self._max_in_flight is not None or self.is_drained:
-            return None
-        return self._requests[self._next].first_arrival_ms
-
-    def is_ready(self, now_ms: float) -> bool:
-        """Whether a request could be released."""
-        if self.is_drained:
-            return False
-        if self._max_in_flight is not None:
-            return self._in_flight < self._max_in_flight
-        return (self._requests[self._next].first_arrival_ms or 0.0) <= now_ms
+        return None if math.isinf(self.ready_ms) else self.ready_ms
 
     def take_ready(self, now_ms: float) -> list[Arrival]:
         """The requests whose time has come, or for which there is room."""
         arrivals = []
-        while self.is_ready(now_ms):
+        while self.ready_ms <= now_ms:
             session = self._requests[self._next]
             at_ms = now_ms if self._max_in_flight is not None else session.first_arrival_ms or 0.0
             arrivals.append(Arrival(at_ms, session, 0))
