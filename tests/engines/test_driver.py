@@ -20,11 +20,13 @@ from handoff_pair import LIFECYCLE, HandoffPair, kinds_of, prefill_worker, rows_
 from recorded_steps import assert_replays
 
 from handoff.engines.boundary import ControlCall, destination_reserved, source_held
+from handoff.engines.connection import BootstrapConnection
 from handoff.engines.destination_driver import run_destination_session
 from handoff.engines.manager import SourceAdmissionFailed
 from handoff.engines.session_context import SessionContext
 from handoff.engines.signals import HandoffCompletion, HandoffResult
 from handoff.engines.source_driver import SourceRegistration
+from handoff.engines.wire import Registration, Wire
 from handoff.engines.wire_messages import COMPLETE, OVERLOADED, REGISTERED, Message
 from handoff.journal.coordinator import ACCEPTED, APPLIED, NOOP, SUBMITTED, failed
 from handoff.journal.port import MemoryJournal
@@ -690,6 +692,78 @@ def test_an_idle_manager_writes_nothing_and_wakes_for_nothing(schedule: int) -> 
 
     run_scheduled(schedule, scenario)
     assert_replays(journal)
+
+
+@schedules
+@orders
+def test_two_processes_keep_two_journals_that_replay_each_alone(schedule: int, order: HandoffOrder) -> None:
+    """Frames from another process have no row to be caused by, and are stored whole."""
+    journals = MemoryJournal(), MemoryJournal()
+
+    async def scenario() -> None:
+        async with prefill_worker(journals[0], order=order) as (nursery, pair):
+            pair.register_source()
+            elsewhere = SessionContext(journals[1], session_timeout_ms=2000.0)
+            results: list[HandoffResult] = []
+
+            async def other_process(connection: BootstrapConnection) -> None:
+                results.append(await run_destination_session(connection, pair.destination_engine, elsewhere))
+
+            nursery.start_soon(other_process, pair.connect())
+            assert (await pair.completion.wait()).ok
+            await trio.testing.wait_all_tasks_blocked()
+            assert results == [HandoffResult()]
+
+    run_scheduled(schedule, scenario)
+    for journal in journals:
+        assert_replays(journal)
+        received = rows_of(journal, "wire_received")
+        assert received
+        assert all(row.cause is None for row in received)
+
+
+@schedules
+def test_a_peer_that_breaks_the_format_ends_the_session_and_nothing_else(schedule: int) -> None:
+    journal = MemoryJournal()
+
+    async def scenario() -> None:
+        async with prefill_worker(journal) as (_nursery, pair):
+            pair.register_source()
+            destination = pair.connect()
+            assert await destination.receive() == REGISTERED
+            await destination.send_bytes(b"\xff\xff\xff\xff")
+            result = await pair.completion.wait()
+            assert "outside" in (result.error or "")
+            assert not pair.source_engine.held
+            await destination.aclose()
+
+    run_scheduled(schedule, scenario)
+    assert_replays(journal)
+    assert "transport_error" in kinds_of(journal)
+
+
+@schedules
+def test_a_peer_that_never_reads_holds_a_session_no_longer_than_its_limits(schedule: int) -> None:
+    journal = MemoryJournal()
+
+    async def scenario() -> None:
+        async with prefill_worker(journal) as (_nursery, pair):
+            own, peer = trio.testing.lockstep_stream_pair()
+            wire = Wire.server()
+            wire.receive_data(Wire.client(pair.identity).register(pair.registration))
+            assert isinstance(wire.next_event(), Registration)
+            pair.register_source()
+            pair.arrivals.send_nowait(BootstrapConnection(own, wire, pair.registration, object(), object()))
+            result = await pair.completion.wait()
+            assert result.error == "handoff session timed out"
+            assert trio.current_time() <= 32.0
+            assert not pair.source_engine.held
+            assert pair.permits.available == 1
+            await peer.aclose()
+
+    run_scheduled(schedule, scenario)
+    assert_replays(journal)
+    assert "wire_failed" in kinds_of(journal)
 
 
 def every_minimum_kind() -> set[str]:

@@ -39,6 +39,8 @@ PLACES = [
     (InterceptionPoint.ACTION, "reserve_destination"),
     (InterceptionPoint.ACTION, "activate_destination"),
     (InterceptionPoint.ACTION, "release_source"),
+    (InterceptionPoint.ACTION, "start_transfer"),
+    (InterceptionPoint.ACTION, "complete"),
     (InterceptionPoint.OUTCOME, "submit_prefill"),
     (InterceptionPoint.OUTCOME, "reserve_destination"),
     (InterceptionPoint.OUTCOME, "activate_destination"),

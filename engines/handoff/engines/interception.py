@@ -29,8 +29,9 @@ What an interference does, and what it leaves in the journal beside its own `fau
 * *cancel*. The request of the side where it strikes is canceled (`cancel_requested`); then the thing goes on.
 * *timeout*. The deadline of the side where it strikes fires at once (`deadline_fired`); then the thing goes on.
 
-Every interference is lawful at each of the four points. ``complete`` as an action has no answer: dropping it leaves the
-session waiting for its deadline, and failing it fails its frame.
+Every interference is lawful at each of the four points. ``complete`` as an action has no answer: dropping it leaves
+the session waiting for its deadline, and failing it fails its frame. ``start_transfer`` is the session's own timer:
+dropping it means that nothing is ever transferred, and failing it is a transfer that fails.
 """
 
 from enum import StrEnum

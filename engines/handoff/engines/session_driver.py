@@ -34,7 +34,8 @@ from attrs import fields
 
 from handoff.engines.boundary import ControlCall, ControlReply, EngineBoundary
 from handoff.engines.connection import BootstrapConnection, TransportError
-from handoff.engines.interception import PASS, FaultKind, InterceptionPoint, Interference, no_faults
+from handoff.engines.fault_gate import FaultGate
+from handoff.engines.interception import InterceptionPoint
 from handoff.engines.session_context import SessionContext
 from handoff.engines.session_inbox import Arrived, Inbox
 from handoff.engines.session_machine import CLEANUP_LIMIT_MS, SessionMachine
@@ -61,7 +62,6 @@ from handoff.engines.session_rows import (
     ShutdownRequested,
     StopChildren,
     TimerCanceled,
-    TimerFired,
     TimerSet,
     TornDown,
     TransportClosed,
@@ -77,8 +77,8 @@ from handoff.engines.wire_messages import Message
 from handoff.journal.coordinator import Outcome, failed
 from handoff.journal.port import ActorHandle, JournalFailed
 from handoff.journal.step import crashed
-from handoff.journal.terms import TimerName, WireName
-from handoff.journal.vocabulary import ActionId, ActionName, FactName, Seq, Side
+from handoff.journal.terms import WireName
+from handoff.journal.vocabulary import ActionId, ActionName, Seq, Side
 
 INBOX_LIMIT = 32
 """Frames that wait to be heard before the reader stops reading."""
@@ -133,6 +133,15 @@ class SessionDriver:
         self._label = label
         self._last_rank = max(self.ranks.values()) + 1
         self._inbox = Inbox(context.clock, self._last_rank + 1)
+        self.faults = FaultGate(
+            context,
+            machine.handoff_id,
+            connection,
+            cancel=cancel,
+            inbox=self._inbox,
+            post=self._post,
+            spawn=lambda task: self._children.start_soon(task),  # noqa: PLW0108 - in the nursery of that time
+        )
         self._outbox: deque[tuple[Seq, WireSent]] = deque()
         self._outbox_filled = trio.Event()
         self._uncarried: deque[tuple[Seq, Any]] = deque()
@@ -327,7 +336,7 @@ class SessionDriver:
                 fired = DeadlineFired(value.name, value.generation)
                 self._inbox.arm(value.name, value.expires_ms, lambda: self._post(fired))
             case TimerSet():
-                self._start_transfer(value)
+                self.faults.start_transfer(value)
             case TimerCanceled():
                 self._inbox.disarm(value.name)
             case StopChildren():
@@ -368,11 +377,11 @@ class SessionDriver:
     async def _send(self, row: Seq, frame: WireSent) -> None:
         failure = None
         if frame.name is WireName.COMPLETE:
-            copies, failure = await self._pass(InterceptionPoint.ACTION, ActionName.COMPLETE)
+            copies, failure = await self.faults.let_pass(InterceptionPoint.ACTION, ActionName.COMPLETE)
             if not copies:
                 return
         if failure is None:
-            copies, failure = await self._pass(InterceptionPoint.FRAME, frame.name)
+            copies, failure = await self.faults.let_pass(InterceptionPoint.FRAME, frame.name)
         try:
             if failure is not None:
                 raise TransportError(failure)
@@ -413,7 +422,7 @@ class SessionDriver:
             if event is None:
                 self._post(LifecycleEnded())
                 return
-            copies, failure = await self._pass(InterceptionPoint.FACT, event.name)
+            copies, failure = await self.faults.let_pass(InterceptionPoint.FACT, event.name)
             if failure is not None:
                 self._post(LifecycleEnded(failure))
                 return
@@ -427,7 +436,7 @@ class SessionDriver:
             raw = reply.outcome if reply.raw is None else reply.raw
             self._post(CleanupReplied(called.name, raw.name, raw.message), reply.cause)
             return
-        copies, failure = await self._pass(InterceptionPoint.ACTION, called.name)
+        copies, failure = await self.faults.let_pass(InterceptionPoint.ACTION, called.name)
         if failure is not None:
             await self._reply(called, ControlReply(failed(failure)))
             return
@@ -455,93 +464,3 @@ class SessionDriver:
             None if mapped is None else mapped.message,
         )
         self._post(replied, reply.cause)
-
-    # -- faults -----------------------------------------------------------------------------------------------------
-
-    async def _pass(self, point: InterceptionPoint, name: str) -> tuple[int, str | None]:
-        """Let something pass an interception point: how often it goes on, and whether it fails instead."""
-        struck = self._intercept(point, name)
-        match struck.do:
-            case FaultKind.PASS:
-                return 1, None
-            case FaultKind.DROP:
-                return 0, None
-            case FaultKind.DUPLICATE:
-                return 2, None
-            case FaultKind.FAIL:
-                return 1, struck.message
-            case FaultKind.DELAY:
-                await self.context.clock.sleep_until_ms(self.context.clock.now_ms() + struck.delay_ms)
-            case FaultKind.DISCONNECT:
-                await self.connection.cut()
-            case _:
-                self._strike(struck.do)
-                await trio.lowlevel.checkpoint_if_cancelled()
-        return 1, None
-
-    def _intercept(self, point: InterceptionPoint, name: str) -> Interference:
-        interceptor = self.context.interceptor
-        return PASS if interceptor is no_faults else interceptor.intercept(point, name, self.machine.handoff_id)
-
-    def _strike(self, do: FaultKind) -> None:
-        """What strikes the session and not the thing that passes."""
-        handoff_id = self.machine.handoff_id
-        match do:
-            case FaultKind.CRASH_SOURCE:
-                self.context.crashes.crash(handoff_id, Side.SOURCE)
-            case FaultKind.CRASH_DESTINATION:
-                self.context.crashes.crash(handoff_id, Side.DESTINATION)
-            case FaultKind.CANCEL:
-                self._cancel.set()
-            case FaultKind.TIMEOUT:
-                self._inbox.fire_now(TimerName.SESSION_DEADLINE, TimerName.REGISTRATION_DEADLINE)
-            case FaultKind.DISCONNECT:
-                self._children.start_soon(self.connection.cut)
-            case _:
-                raise AssertionError(f"{do} strikes the thing, not the session")
-
-    def _start_transfer(self, timer: TimerSet) -> None:
-        """The transfer is to begin; without a data plane it is the time that it takes."""
-        ripe, expires_ms, copies = TimerFired(timer.name, timer.generation), timer.expires_ms, 1
-        struck = self._intercept(InterceptionPoint.ACTION, ActionName.START_TRANSFER)
-        match struck.do:
-            case FaultKind.DROP:
-                return
-            case FaultKind.FAIL:
-                self._post(TransportFailed(struck.message))
-                return
-            case FaultKind.DELAY:
-                expires_ms += struck.delay_ms
-            case FaultKind.DUPLICATE:
-                copies = 2
-            case FaultKind.PASS:
-                pass
-            case _:
-                self._strike(struck.do)
-
-        def end() -> None:
-            for _ in range(copies):
-                self._transfer_done(ripe)
-
-        self._inbox.arm(ripe.name, expires_ms, end)
-
-    def _transfer_done(self, ripe: TimerFired) -> None:
-        """The transfer's timer went off; this is where a data plane would report."""
-        struck = self._intercept(InterceptionPoint.FACT, FactName.TRANSFER_COMPLETED)
-        match struck.do:
-            case FaultKind.DROP:
-                return
-            case FaultKind.DELAY:
-                later_ms = self.context.clock.now_ms() + struck.delay_ms
-                self._inbox.arm(ripe.name, later_ms, lambda: self._post(ripe))
-                return
-            case FaultKind.FAIL:
-                self._post(TransportFailed(struck.message))
-                return
-            case FaultKind.DUPLICATE:
-                self._post(ripe)
-            case FaultKind.PASS:
-                pass
-            case _:
-                self._strike(struck.do)
-        self._post(ripe)

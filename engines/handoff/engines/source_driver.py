@@ -97,7 +97,7 @@ class SourceDriver(SessionDriver):
         if received.name is not WireName.ACTION_ACK or action is None:
             self._post(received, row)
             return
-        copies, failure = await self._pass(InterceptionPoint.OUTCOME, action)
+        copies, failure = await self.faults.let_pass(InterceptionPoint.OUTCOME, action)
         if failure is not None:
             received, row = evolve(received, outcome=OutcomeName.FAILED, message=failure), None
         for _ in range(copies):
@@ -105,7 +105,7 @@ class SourceDriver(SessionDriver):
 
     async def _reply(self, called: ControlCalled, reply: ControlReply) -> None:
         """Let an answer of the engine pass as the outcome that it is."""
-        copies, failure = await self._pass(InterceptionPoint.OUTCOME, called.name)
+        copies, failure = await self.faults.let_pass(InterceptionPoint.OUTCOME, called.name)
         if failure is not None:
             reply = ControlReply(failed(failure))
         for _ in range(copies):
