@@ -136,7 +136,8 @@ def test_every_code_of_the_table_is_shown_by_a_history_or_by_rows_of_a_session()
     shown |= {code for path in incident_paths() for code in (of(path)["root_cause"], *of(path)["consequences"])}
     of_sessions = {
         "split_verdict", "session_result_differs", "observed_before_validated", "abort_text_dropped", "pending_twice",
-        "vanished_registration", "call_before_deadline", "retry_refused_early", "rejected",
+        "vanished_registration", "call_before_deadline", "retry_refused_early", "rejected", "complete_not_delivered",
+        "protocol_violation",
     }  # fmt: skip
     assert set(CODES) - shown - of_sessions == set()
 

@@ -168,6 +168,15 @@ class Chronicle:
         if self.role(event) is Role.COORDINATOR:
             self._coordinated(event)
 
+    def meet(self, source: EventSource, actor: int) -> None:
+        """Learn the role of an actor that serves many handoffs and was not declared for this one."""
+        try:
+            declared = source.actor(actor)
+        except LookupError:
+            return
+        self.roles[actor] = _ROLES[declared.kind]
+        self.labels[actor] = declared.label
+
     def _coordinated(self, event: Event) -> None:
         match event.kind:
             case Kind.ACTION_ISSUED if event.action_id is not None and event.name is not None:
@@ -337,6 +346,8 @@ def chronicle_of(source: EventSource, declaration: HandoffDeclaration) -> Chroni
         None if opened.engine_type is None else opened.engine_type.value, opened.request, opened.attempt,
     )  # fmt: skip
     for event in source.events(handoff=declaration.number):
+        if event.actor is not None and event.actor not in chronicle.roles:
+            chronicle.meet(source, event.actor)
         chronicle.add(event)
     return chronicle
 

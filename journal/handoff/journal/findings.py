@@ -19,10 +19,12 @@ from handoff.journal import rules_of_cleanup as cleanup
 from handoff.journal import rules_of_sessions as sessions
 from handoff.journal import rules_of_silence as silence
 from handoff.journal.case import Case, case_of
-from handoff.journal.chronicle import Chronicle
+from handoff.journal.chronicle import Chronicle, Role, text_of
 from handoff.journal.finding import Certainty, Finding
 from handoff.journal.finding_codes import depth
+from handoff.journal.terms import Kind
 from handoff.journal.trigger import Blow
+from handoff.journal.vocabulary import TerminalStatus
 
 __all__ = ["RULES", "Case", "Certainty", "Finding", "case_of", "findings_in", "findings_of", "link"]
 
@@ -74,6 +76,8 @@ RULES: tuple[Rule, ...] = (
     answers.late_completion_ignored,
     answers.late_fact_after_terminal,
     answers.outcome_after_complete,
+    sessions.protocol_violation,
+    sessions.complete_not_delivered,
     sessions.split_verdict,
     sessions.session_result_differs,
     sessions.observed_before_validated,
@@ -103,6 +107,8 @@ def findings_in(case: Case) -> list[Finding]:
 def bad_end(case: Case) -> Iterator[Finding]:
     """The handoff did not succeed, and every duty was discharged."""
     trigger = case.trigger
+    if trigger is None:
+        yield from _request_ended_badly(case)
     if trigger is None or trigger.blow in _NO_END:
         return
     yield case.finding(
@@ -112,6 +118,17 @@ def bad_end(case: Case) -> Iterator[Finding]:
         trigger=trigger.blow.value,
         message=trigger.text,
     )
+
+
+def _request_ended_badly(case: Case) -> Iterator[Finding]:
+    """The request behind a handoff ended without success before anything was ordered for it."""
+    ended = case.chronicle.last(Role.WORKER, Kind.REQUEST_ENDED)
+    if ended is not None and ended.name in _REQUEST_ENDS and not case.chronicle.actions:
+        sentence = "the request ended before anything was ordered for its handoff"
+        yield case.finding(ended.name, [ended.seq], sentence, message=text_of(ended))
+
+
+_REQUEST_ENDS = (TerminalStatus.FAILED, TerminalStatus.REJECTED, TerminalStatus.CANCELED)
 
 
 def findings_of(chronicle: Chronicle) -> tuple[Finding, ...]:

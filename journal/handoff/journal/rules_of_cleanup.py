@@ -120,11 +120,11 @@ def release_without_effect(case: Case) -> Iterator[Finding]:
 
 
 def _raw_noop(chronicle: Chronicle, record: ActionRecord) -> int | None:
-    """The row in which an action was answered noop, by its engine or by its outcome."""
+    """The row in which an action was first answered, by its engine or by its outcome, if that was noop."""
     for event in chronicle.events:
         answered = event.kind in (Kind.ENGINE_ANSWERED, Kind.CONTROL_REPLIED) and event.name == record.name
-        if answered and event.seq > record.seq and OutcomeName.NOOP in (event.outcome, event.payload.get("raw")):
-            return event.seq
+        if answered and event.seq > record.seq:
+            return event.seq if event.outcome == OutcomeName.NOOP else None
     outcome = record.outcome
     return outcome.seq if outcome is not None and outcome.name == OutcomeName.NOOP else None
 

@@ -7,7 +7,8 @@ from handoff.journal.chronicle import Role, text_of
 from handoff.journal.event import Event
 from handoff.journal.finding import Certainty, Finding
 from handoff.journal.terms import EndState, Kind, TimerName, WireName
-from handoff.journal.vocabulary import OutcomeName, Side, TerminalStatus, Verdict
+from handoff.journal.trigger import Blow
+from handoff.journal.vocabulary import ActionName, OutcomeName, Side, TerminalStatus, Verdict
 
 
 def split_verdict(case: Case) -> Iterator[Finding]:
@@ -21,6 +22,42 @@ def split_verdict(case: Case) -> Iterator[Finding]:
         f"the source ended with {source.name}, the destination with {destination.name}",
         source=source.name,
         destination=destination.name,
+    )
+
+
+def protocol_violation(case: Case) -> Iterator[Finding]:
+    """A side ended because its peer said something that does not fit; a goodbye is none."""
+    trigger = case.trigger
+    if trigger is None or trigger.blow is not Blow.PROTOCOL or trigger.event.kind != Kind.WIRE_RECEIVED:
+        return
+    if trigger.event.name in (WireName.ABORT, WireName.OVERLOADED) or case.chronicle.refusals:
+        return
+    yield case.finding(
+        "protocol_violation",
+        [trigger.seq],
+        f"{trigger.sentence}, which does not fit here",
+        message=trigger.event.name,
+        side=trigger.role.value,
+    )
+
+
+def complete_not_delivered(case: Case) -> Iterator[Finding]:
+    """The handoff was complete, and the destination was never told (W11, W12)."""
+    chronicle = case.chronicle
+    complete = chronicle.action(ActionName.COMPLETE)
+    if complete is None or chronicle.completion != "success" or not chronicle.session_of(Side.DESTINATION):
+        return
+    told = [e for e in chronicle.of(Role.DESTINATION, Kind.WIRE_RECEIVED) if e.name == WireName.COMPLETE]
+    end = chronicle.end_of(Side.DESTINATION)
+    if told or end is None:
+        return
+    flushed = [e for e in chronicle.of(Role.SOURCE, Kind.WIRE_FLUSHED) if e.name == WireName.COMPLETE]
+    how = "it left the source and never arrived" if flushed else "it never left the source"
+    yield case.finding(
+        "complete_not_delivered",
+        [complete.seq, *(event.seq for event in flushed), end.seq],
+        f"the handoff was complete and the destination was not told: {how}",
+        flushed=bool(flushed),
     )
 
 
@@ -58,8 +95,7 @@ def abort_text_dropped(case: Case) -> Iterator[Finding]:
         told = next((e for e in case.chronicle.of(role, Kind.WIRE_RECEIVED) if e.name == WireName.ABORT), None)
         if end is None or told is None or end.seq < told.seq or told.verdict != Verdict.APPLIED:
             continue
-        sent = told if text_of(told) is not None or told.cause is None else case.by_seq.get(told.cause)
-        reason = None if sent is None else text_of(sent)
+        reason = case.chronicle.text(told)
         if reason is not None and reason not in (text_of(end) or ""):
             yield case.finding(
                 "abort_text_dropped",
@@ -72,6 +108,8 @@ def abort_text_dropped(case: Case) -> Iterator[Finding]:
 def orphan_rendezvous(case: Case) -> Iterator[Finding]:
     """One party of a handoff registered, and the other never came."""
     pending = case.chronicle.first(Role.RENDEZVOUS, Kind.PENDING)
+    if case.trigger is not None and case.trigger.blow in (Blow.CANCELED, Blow.SHUTDOWN):
+        return
     if pending is not None and case.over:
         if case.chronicle.first(Role.RENDEZVOUS, Kind.PAIRED) is None and not case.chronicle.actions:
             waited_ms = case.chronicle.last_event.at_ms - pending.at_ms
@@ -184,6 +222,9 @@ def not_a_handoff_fault(case: Case) -> Iterator[Finding]:
     """The request ended badly, and its handoff succeeded with every duty discharged."""
     chronicle = case.chronicle
     if chronicle.completion != "success" or any(holding.owed for holding in case.ledger.holdings(chronicle.number)):
+        return
+    ends = [chronicle.end_of(side) for side in Side if chronicle.session_of(side)]
+    if any(end is None or end.name != EndState.SUCCESS for end in ends):
         return
     bad = (TerminalStatus.FAILED.value, TerminalStatus.REJECTED.value)
     ended = [event for event in chronicle.of(Role.WORKER, Kind.REQUEST_ENDED) if event.name in bad]

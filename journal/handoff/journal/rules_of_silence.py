@@ -13,9 +13,9 @@ from handoff.journal.coordinator import CANCELS
 from handoff.journal.event import Event
 from handoff.journal.finding import Finding
 from handoff.journal.row_order import before, certainty_of
-from handoff.journal.terms import Kind
+from handoff.journal.terms import EndState, Kind
 from handoff.journal.trigger import Blow
-from handoff.journal.vocabulary import ActionName, FactName, OutcomeName, Side
+from handoff.journal.vocabulary import ActionName, FactName, OutcomeName, Side, Verdict
 
 _SILENCING = (Blow.TIMEOUT, Blow.PEER_LOST)
 
@@ -24,7 +24,7 @@ def lost_outcome(case: Case) -> Iterator[Finding]:
     """An action was ordered, and its outcome never came."""
     for record in case.chronicle.unanswered():
         until = _given_up(case, record)
-        if until is None:
+        if until is None or _settled_otherwise(case, record):
             continue
         rows = [record.seq, *(row.seq for row in _far_half(case.chronicle, record)), until.seq]
         certainty, would_settle = case.silence(record.name)
@@ -42,6 +42,15 @@ def lost_outcome(case: Case) -> Iterator[Finding]:
         )
 
 
+def _settled_otherwise(case: Case, record: ActionRecord) -> bool:
+    """Whether a session's own cleanup did what an unanswered cancel should have done."""
+    role = Role(SIDE_OF_ACTION[record.name].value)
+    return record.name in CANCELS and any(
+        event.name == record.name and event.seq > record.seq
+        for event in case.chronicle.of(role, Kind.CLEANUP_REPLIED, Kind.CLEANUP_TIMED_OUT)
+    )
+
+
 def _given_up(case: Case, record: ActionRecord) -> Event | None:
     """The row at which waiting for an action ended without its outcome, or None if that is no loss."""
     trigger, last = case.trigger, case.chronicle.last_event
@@ -50,7 +59,15 @@ def _given_up(case: Case, record: ActionRecord) -> Event | None:
         return last if case.over or later else None
     if trigger.blow in _SILENCING or record.name in CANCELS:
         return trigger.event
+    if case.over and _refused_for_want_of(case, record):
+        return trigger.event
     return None
+
+
+def _refused_for_want_of(case: Case, record: ActionRecord) -> bool:
+    """Whether a fact was refused since this action had not been answered, which it never was."""
+    early = [fact for fact in case.chronicle.facts if fact.verdict == Verdict.INVALID and fact.seq > record.seq]
+    return any(_UNLOCKED_BY.get(FactName(fact.name)) == record.name for fact in early)
 
 
 def _far_half(chronicle: Chronicle, record: ActionRecord) -> list[Event]:
@@ -104,6 +121,14 @@ def rendezvous_timeout(case: Case) -> Iterator[Finding]:
     """The destination accepted and did not reserve before the deadline; or a party never met the other."""
     deadline = _deadline(case)
     since = unlocking(case.chronicle, FactName.DESTINATION_RESERVED)
+    if deadline is not None and case.trigger is not None and case.trigger.role is Role.RENDEZVOUS:
+        yield case.finding(
+            "rendezvous_timeout",
+            [deadline.seq],
+            "one party waited for the other until the rendezvous' deadline",
+            stage="never_paired",
+        )
+        return
     if deadline is not None and since is not None and _missing_fact(case) is FactName.DESTINATION_RESERVED:
         waited_ms = deadline.at_ms - since.at_ms
         yield case.finding(
@@ -264,14 +289,46 @@ def _ranks(case: Case) -> tuple[dict[int, Event], int]:
 
 
 def peer_lost(case: Case) -> Iterator[Finding]:
-    """The connection to a peer closed or broke."""
+    """The connection to a peer closed or broke, or a session stopped without an end."""
+    trigger, chronicle = case.trigger, case.chronicle
+    lost = _side_lost(case)
+    for side in Side:
+        if chronicle.run_over and chronicle.session_of(side) and chronicle.end_of(side) is None:
+            last = [event for event in chronicle.events if chronicle.role(event) is Role(side.value)][-1]
+            seen = [] if trigger is None or lost != side else [trigger.seq]
+            yield case.finding(
+                "peer_lost",
+                [last.seq, *seen],
+                f"the {side}'s session stopped after {last.at_ms:g} ms without an end",
+                side=side.value,
+                at_ms=last.at_ms,
+            )
+            if lost == side:
+                return
+    if trigger is not None and trigger.blow is Blow.PEER_LOST and not _closed_in_order(case, lost):
+        yield case.finding("peer_lost", [trigger.seq], trigger.sentence, side=lost, at_ms=trigger.at_ms)
+
+
+def _side_lost(case: Case) -> str | None:
+    """Which side a broken connection led to."""
     trigger = case.trigger
     if trigger is None or trigger.blow is not Blow.PEER_LOST:
-        return
-    lost = trigger.event.payload.get("side")
-    if trigger.role in (Role.SOURCE, Role.DESTINATION):
-        lost = (Side.DESTINATION if trigger.role is Role.SOURCE else Side.SOURCE).value
-    yield case.finding("peer_lost", [trigger.seq], trigger.sentence, side=lost, at_ms=trigger.at_ms)
+        return None
+    match trigger.role:
+        case Role.SOURCE | Role.RENDEZVOUS:
+            return Side.DESTINATION.value
+        case Role.DESTINATION:
+            return Side.SOURCE.value
+        case _:
+            side = trigger.event.payload.get("side")
+            return None if side is None else str(side)
+
+
+def _closed_in_order(case: Case, lost: str | None) -> bool:
+    """Whether the other side closed the connection because it had ended with success."""
+    end = None if lost is None else case.chronicle.end_of(Side(lost))
+    assert case.trigger is not None
+    return end is not None and end.name == EndState.SUCCESS and end.at_ms <= case.trigger.at_ms
 
 
 def peer_failure_not_propagated(case: Case) -> Iterator[Finding]:

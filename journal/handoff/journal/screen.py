@@ -20,6 +20,9 @@ from handoff.journal.vocabulary import ActionName, FactName, OutcomeName, Verdic
 
 _OPENED, _COMPLETE, _SUSPECT = 1, 2, 4
 _SOURCE, _DESTINATION, _RELEASED = 8, 16, 32
+_SESSION = 64
+"""Above the bits stands how many sessions are under way."""
+
 
 _ALARMING_KINDS = frozenset(
     kind.value
@@ -135,8 +138,10 @@ def _after(
         return known | _SUSPECT if alarming else known
     if kind in _ALARMING_KINDS:
         return known if verdict is not None and _is_a_session_s(kind, outcome, payload_json) else known | _SUSPECT
-    if kind == "session_ended":
-        return known if verdict is not None or name == EndState.SUCCESS else known | _SUSPECT
+    if kind == "session_started":
+        return known + _SESSION
+    if kind == "session_ended" and verdict is None:
+        return known - _SESSION if name == EndState.SUCCESS and known >= _SESSION else known | _SUSPECT
     if kind == "handoff_opened":
         return known | (_SUSPECT if '"extra"' in (payload_json or "") else _OPENED)
     return known

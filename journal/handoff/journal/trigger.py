@@ -84,15 +84,24 @@ _SIDES = (Role.SOURCE, Role.DESTINATION)
 
 
 def trigger_of(chronicle: Chronicle) -> Trigger | None:
-    """The first blow that struck a handoff, or None while it is healthy."""
+    """The first blow that struck a handoff, or None while it is healthy.
+
+    Whatever made a session stop its work was a blow, even if the row by itself looks harmless.
+    """
     ended: set[Role] = set()
+    heads: dict[int, Event] = {}
     for event in chronicle.events:
         role = chronicle.role(event)
-        if role in _SIDES and event.kind == Kind.SESSION_ENDED:
-            ended.add(role)
+        if role in _SIDES:
+            if event.kind == Kind.SESSION_ENDED:
+                ended.add(role)
+            if event.is_head:
+                heads[event.seq] = event
         if role in ended:
             continue
         blow = _blow(event, role)
+        if blow is None and event.kind == Kind.STOP_CHILDREN and event.grp in heads:
+            event, blow = heads[event.grp], Blow.PROTOCOL  # noqa: PLW2901 - the row that began the step
         if blow is not None:
             return Trigger(blow, role, event, chronicle.text(event))
     return None
@@ -109,6 +118,8 @@ def _blow(event: Event, role: Role) -> Blow | None:
         return _coordinated_blow(event)
     if role is Role.JOURNAL:
         return _BLOW_OF_RESOURCE.get(str(event.payload.get("resource"))) if event.kind == Kind.RESOURCE else None
+    if role is Role.RENDEZVOUS and event.verdict == Verdict.APPLIED:
+        return _BLOW_OF_KIND.get(event.kind)
     if role not in _SIDES or event.verdict is None:
         return None
     if event.kind == Kind.WIRE_RECEIVED and event.name in _GOODBYES:
@@ -144,6 +155,8 @@ def _peer_lost(trigger: Trigger) -> str:
     if trigger.role is Role.JOURNAL:
         side = trigger.event.payload.get("side")
         return f"the connection to the {side or 'peer'} closed"
+    if trigger.role is Role.RENDEZVOUS:
+        return f"the connection of a waiting destination closed{_why(trigger)}"
     other = Role.DESTINATION if trigger.role is Role.SOURCE else Role.SOURCE
     how = "failed" if trigger.event.kind in (Kind.TRANSPORT_ERROR, Kind.WIRE_FAILED) else "was closed by its peer"
     return f"the {trigger.role} side's connection to the {other} {how}{_why(trigger)}"
