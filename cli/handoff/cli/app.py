@@ -34,6 +34,8 @@ COMMANDS: Mapping[str, Subcommand] = {
     "why": Subcommand("why", "Explain what went wrong, and who owes which cleanup."),
     "ledger": Subcommand("ledger", "Show who owns what at a row, and whose duty each cleanup is."),
     "fixture": Subcommand("fixture", "Turn incidents into regression fixtures."),
+    "diff": Subcommand("diff", "Compare two journals or handoffs by meaning."),
+    "bisect": Subcommand("bisect", "Find the one change that turns a good handoff into a bad one."),
     "import": Subcommand("import_lines", "Write event lines of other systems into a journal."),
     "export": Subcommand("export", "Write a journal in another form."),
     "verify": Subcommand("verify", "Check a journal's integrity."),

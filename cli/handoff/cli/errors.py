@@ -21,6 +21,7 @@ _STATUS = {
     "FixtureUnreadable": WRONG_USAGE,
     "FixtureRefused": WRONG_USAGE,
     "NothingToKeep": WRONG_USAGE,
+    "NothingToBisect": WRONG_USAGE,
     "JournalFailed": FOUND,
 }
 """Errors that a user can mend, by name: naming the classes would load what the command does not need."""
