@@ -19,7 +19,7 @@ from handoff.journal.coordinator import Coordinator, CoordinatorError, Fact, Out
 from handoff.journal.coordinator_actor import CoordinatorInput, FactOffered, HandoffStarted, OutcomeOffered
 from handoff.journal.row_codec import UnreadableRow, decode
 from handoff.journal.terms import ActorKind
-from handoff.journal.vocabulary import HandoffId, HandoffOrder
+from handoff.journal.vocabulary import ActionId, ActionName, HandoffId, HandoffOrder
 
 
 class EditKind(StrEnum):
@@ -131,6 +131,8 @@ def _inputs(chronicle: Chronicle) -> list[tuple[int, CoordinatorInput]]:
                 value = decode(event, ActorKind.COORDINATOR)
             except UnreadableRow:
                 continue
+            if isinstance(value, OutcomeOffered) and value.name is None and value.action_id in chronicle.actions:
+                value = evolve(value, name=ActionName(chronicle.actions[value.action_id].name))
             if not isinstance(value, HandoffStarted):
                 found.append((event.seq, value))
     return found
@@ -144,7 +146,9 @@ def _ending(order: HandoffOrder, inputs: Sequence[CoordinatorInput]) -> Ending:
         try:
             match value:
                 case OutcomeOffered():
-                    core.on_outcome(value.action_id, Outcome(value.outcome, value.message))
+                    action_id = _answered(core, value)
+                    if action_id is not None:
+                        core.on_outcome(action_id, Outcome(value.outcome, value.message))
                 case FactOffered():
                     fact = Fact(value.name, HandoffId("h"), value.transfer_timing, value.transferable_prompt_tokens)
                     core.on_fact(fact)
@@ -153,6 +157,13 @@ def _ending(order: HandoffOrder, inputs: Sequence[CoordinatorInput]) -> Ending:
         except CoordinatorError as refused:
             refusals.append(refused.code)
     return Ending(core.mode.value, None if core.completion is None else core.completion.value, tuple(refusals))
+
+
+def _answered(core: Coordinator, offered: OutcomeOffered) -> ActionId | None:
+    """The action that an outcome answers here: after an edit the one of its name may have another number, or none."""
+    if offered.name is None or core.issued.get(offered.action_id) is offered.name:
+        return offered.action_id
+    return next((number for number, name in core.issued.items() if name is offered.name), None)
 
 
 def _edits(good: list[tuple[int, CoordinatorInput]], bad: list[tuple[int, CoordinatorInput]]) -> list[Edit]:
