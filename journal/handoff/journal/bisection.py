@@ -2,20 +2,21 @@
 
 Two handoffs of the same kind ended differently. Their coordinators took two sequences of inputs; the edits that lead
 from one to the other (an input left out, put in, put elsewhere, or given another value) are tried on the good sequence
-one at a time, by executing the coordinator on it anew. The first single edit after which the coordinator ends as the
-bad one did is the answer; if none does alone, the shortest run of edits from the front.
+one at a time, by executing the coordinator on it anew; what it orders then and did not order before is answered as it
+was in the bad one. The first single edit after which the coordinator ends as the bad one did is the answer; if none does
+alone, the shortest run of edits from the front.
 
 What was rejected: changing whole rows of sessions. Their order is the world's; the coordinator is where order decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from enum import StrEnum
 
 from attrs import evolve, frozen
 
 from handoff.journal.chronicle import Chronicle, Role
-from handoff.journal.coordinator import Coordinator, CoordinatorError, Fact, Outcome
+from handoff.journal.coordinator import CANCELS, Coordinator, CoordinatorError, Fact, Outcome
 from handoff.journal.coordinator_actor import CoordinatorInput, FactOffered, HandoffStarted, OutcomeOffered
 from handoff.journal.row_codec import UnreadableRow, decode
 from handoff.journal.terms import ActorKind
@@ -101,7 +102,8 @@ def bisect_handoffs(good: Chronicle, bad: Chronicle) -> Bisection:
     if good.order is None or good.order is not bad.order:
         raise NothingToBisect("both handoffs must have a coordinator of the same order")
     inputs, others = _inputs(good), _inputs(bad)
-    ending, target = (_ending(good.order, [value for _, value in each]) for each in (inputs, others))
+    answers = {value.name: value for _, value in others if isinstance(value, OutcomeOffered) and value.name in CANCELS}
+    ending, target = (_ending(good.order, [value for _, value in each], {}) for each in (inputs, others))
     if ending == target:
         raise NothingToBisect(f"both ended alike: {ending.mode}, {ending.completion}")
     edits = _edits(inputs, others)
@@ -109,12 +111,12 @@ def bisect_handoffs(good: Chronicle, bad: Chronicle) -> Bisection:
     tried = 0
     for edit in edits:
         tried += 1
-        if _alike(_ending(good.order, _apply(plain, (edit,))), target):
+        if _alike(_ending(good.order, _apply(plain, (edit,)), answers), target):
             return Bisection(ending, target, (edit,), tried)
     script = [edit for edit in edits if edit.kind is not EditKind.MOVED]
     for count in range(2, len(script) + 1):
         tried += 1
-        if _alike(_ending(good.order, _apply(plain, script[:count])), target):
+        if _alike(_ending(good.order, _apply(plain, script[:count]), answers), target):
             return Bisection(ending, target, tuple(script[:count]), tried)
     return Bisection(ending, target, (), tried)
 
@@ -138,9 +140,19 @@ def _inputs(chronicle: Chronicle) -> list[tuple[int, CoordinatorInput]]:
     return found
 
 
-def _ending(order: HandoffOrder, inputs: Sequence[CoordinatorInput]) -> Ending:
+def _ending(
+    order: HandoffOrder, inputs: Sequence[CoordinatorInput], answers: Mapping[ActionName | None, OutcomeOffered]
+) -> Ending:
+    """How a coordinator ends after some inputs, and after the answers to the cancels that are open then."""
     core = Coordinator(HandoffId("h"), order)
     core.start()
+    refusals = _run(core, inputs)
+    refusals += _run(core, [answers[name] for _, name in core.unanswered() if name in answers])
+    return Ending(core.mode.value, None if core.completion is None else core.completion.value, tuple(refusals))
+
+
+def _run(core: Coordinator, inputs: Sequence[CoordinatorInput]) -> list[str]:
+    """Give a coordinator some inputs; gives the codes of those that it refused."""
     refusals = []
     for value in inputs:
         try:
@@ -156,7 +168,7 @@ def _ending(order: HandoffOrder, inputs: Sequence[CoordinatorInput]) -> Ending:
                     core.start()
         except CoordinatorError as refused:
             refusals.append(refused.code)
-    return Ending(core.mode.value, None if core.completion is None else core.completion.value, tuple(refusals))
+    return refusals
 
 
 def _answered(core: Coordinator, offered: OutcomeOffered) -> ActionId | None:
