@@ -3,8 +3,8 @@
 Two handoffs of the same kind ended differently. Their coordinators took two sequences of inputs; the edits that lead
 from one to the other (an input left out, put in, put elsewhere, or given another value) are tried on the good sequence
 one at a time, by executing the coordinator on it anew; what it orders then and did not order before is answered as it
-was in the bad one. The first single edit after which the coordinator ends as the bad one did is the answer; if none does
-alone, the shortest run of edits from the front.
+was in the bad one. The first single edit after which the coordinator ends as the bad one did is the answer; if none
+does alone, the shortest run of edits from the front.
 
 What was rejected: changing whole rows of sessions. Their order is the world's; the coordinator is where order decides.
 """
@@ -102,7 +102,8 @@ def bisect_handoffs(good: Chronicle, bad: Chronicle) -> Bisection:
     if good.order is None or good.order is not bad.order:
         raise NothingToBisect("both handoffs must have a coordinator of the same order")
     inputs, others = _inputs(good), _inputs(bad)
-    answers = {value.name: value for _, value in others if isinstance(value, OutcomeOffered) and value.name in CANCELS}
+    told = (value for _, value in others if isinstance(value, OutcomeOffered) and value.name in CANCELS)
+    answers = {value.name: value for value in told if value.name is not None}
     ending, target = (_ending(good.order, [value for _, value in each], {}) for each in (inputs, others))
     if ending == target:
         raise NothingToBisect(f"both ended alike: {ending.mode}, {ending.completion}")
@@ -141,7 +142,7 @@ def _inputs(chronicle: Chronicle) -> list[tuple[int, CoordinatorInput]]:
 
 
 def _ending(
-    order: HandoffOrder, inputs: Sequence[CoordinatorInput], answers: Mapping[ActionName | None, OutcomeOffered]
+    order: HandoffOrder, inputs: Sequence[CoordinatorInput], answers: Mapping[ActionName, OutcomeOffered]
 ) -> Ending:
     """How a coordinator ends after some inputs, and after the answers to the cancels that are open then."""
     core = Coordinator(HandoffId("h"), order)
