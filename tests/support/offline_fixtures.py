@@ -19,7 +19,7 @@ ROUND_ROBIN, KV_ROUTER = RouterMode.ROUND_ROBIN, RouterMode.KV_ROUTER
 
 
 def engine(role: WorkerRole, engine_type: EngineType = VLLM, **changes: Any) -> EngineSettings:
-    """An engine of the specification's tests: 256 blocks of 64 tokens (SGLang: 512), 8 requests, a thousand times as fast."""
+    """An engine of the tests: 256 blocks of 64 tokens (SGLang: 512), 8 requests, a thousand times as fast."""
     values: dict[str, Any] = {
         "engine_type": engine_type,
         "worker_role": role,
@@ -69,7 +69,9 @@ def request(
     return Session(name, at_ms, (turn,), number, is_named=False)
 
 
-def runtime_of(setup: DisaggregatedCluster, source: WorkloadSource, names: TraceNames | None = None, **options: Any) -> OfflineRuntime:
+def runtime_of(
+    setup: DisaggregatedCluster, source: WorkloadSource, names: TraceNames | None = None, **options: Any
+) -> OfflineRuntime:
     """A runtime that keeps requests and transitions. Tokens name blocks, unless `names` says otherwise."""
     names = names or TraceNames(1, setup.prefill.block_size)
     options.setdefault("collector", Collector(keeps_requests=True))

@@ -9,14 +9,15 @@ Nothing here times out, so a lost answer ends as a stall: the request that waits
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from handoff.engines.faults import FaultPlan
 from handoff.engines.offline_runtime import OfflineRuntime
 from handoff.engines.scenario import Fault, FaultDeed, FaultPlace
 from handoff.engines.simulated_request import SimulatedRequest
-from handoff.journal.coordinator import Action, Fact, Outcome, failed
-from handoff.journal.vocabulary import FactName
+from handoff.journal.coordinator import Action, CoordinatorError, EarlyFact, Fact, Outcome, failed
+from handoff.journal.vocabulary import FactName, HandoffId, TerminalStatus
 
 
 class FaultyRuntime(OfflineRuntime):
@@ -25,6 +26,7 @@ class FaultyRuntime(OfflineRuntime):
     def __init__(self, plan: FaultPlan, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._plan = plan
+        self._early: dict[HandoffId, list[Fact]] = {}
         self._carry_out = {name: self._interceptable(carry_out) for name, carry_out in self._carry_out.items()}
 
     def _strike(self, place: FaultPlace, name: str, request: SimulatedRequest) -> Fault | None:
@@ -46,32 +48,44 @@ class FaultyRuntime(OfflineRuntime):
                 fault,
                 request,
                 lambda: carry_out(request, action),
-                lambda message: super(FaultyRuntime, self)._tell_outcome(request, action, failed(message)),
+                lambda message: self._offer_outcome(request, action, failed(message)),
             )
 
         return intercepted
 
     def _tell_outcome(self, request: SimulatedRequest, action: Action, outcome: Outcome) -> None:
-        tell = super()._tell_outcome
         self._inflict(
             self._strike(FaultPlace.OUTCOME, action.name.value, request),
             request,
-            lambda: tell(request, action, outcome),
-            lambda message: tell(request, action, failed(message)),
+            lambda: self._offer_outcome(request, action, outcome),
+            lambda message: self._offer_outcome(request, action, failed(message)),
         )
 
     def _tell_fact(self, request: SimulatedRequest, fact: Fact) -> None:
-        tell = super()._tell_fact
         self._inflict(
             self._strike(FaultPlace.FACT, fact.name.value, request),
             request,
-            lambda: tell(request, fact),
+            lambda: self._offer_fact(request, fact),
             lambda message: self._fail(request, message),
         )
 
+    def _offer_outcome(self, request: SimulatedRequest, action: Action, outcome: Outcome) -> None:
+        """Tell an outcome, then the facts that came before it; of a refused one nothing more comes."""
+        with suppress(CoordinatorError):
+            super()._tell_outcome(request, action, outcome)
+        for fact in self._early.pop(request.handoff_id, ()):
+            self._offer_fact(request, fact)
+
+    def _offer_fact(self, request: SimulatedRequest, fact: Fact) -> None:
+        """Tell a fact, or keep it until the answer that it depends on has come."""
+        try:
+            super()._tell_fact(request, fact)
+        except EarlyFact:
+            self._early.setdefault(request.handoff_id, []).append(fact)
+
     def _fail(self, request: SimulatedRequest, message: str) -> None:
         request.failure = message
-        super()._tell_fact(request, Fact(FactName.FAILED, request.handoff_id))
+        self._offer_fact(request, Fact(FactName.FAILED, request.handoff_id))
 
     def _inflict(
         self, fault: Fault | None, request: SimulatedRequest, go_on: Callable[[], None], fail: Callable[[str], None]
@@ -89,9 +103,10 @@ class FaultyRuntime(OfflineRuntime):
             case FaultDeed.FAIL:
                 assert fault is not None
                 request.failure = fault.message
+                request.set_status(TerminalStatus.FAILED, self.now_ms)
                 fail(fault.message)
             case FaultDeed.CANCEL:
-                super()._tell_fact(request, Fact(FactName.CANCELED, request.handoff_id))
+                self._offer_fact(request, Fact(FactName.CANCELED, request.handoff_id))
                 go_on()
             case _:
                 go_on()

@@ -282,11 +282,12 @@ class OfflineRuntime:
 
     # -- the clock ------------------------------------------------------------------------------------
 
-    def run(self, watch: Callable[["OfflineRuntime"], bool] | None = None) -> bool:
+    def run(self, watch: Callable[["OfflineRuntime"], bool] | None = None, every: int = 256) -> bool:
         """Run to the end of the workload, or to the cap.
 
         Args:
             watch: called now and then; returns False to stop the run.
+            every: after how many timestamps it is called.
 
         Returns:
             False if `watch` stopped it.
@@ -306,7 +307,7 @@ class OfflineRuntime:
             self.advance_now(next_ms)
             self.drain_current_timestamp()
             visited += 1
-            if watch is not None and visited % _WATCH_EVERY == 0 and not watch(self):
+            if watch is not None and visited % every == 0 and not watch(self):
                 return False
         return True
 
@@ -595,9 +596,8 @@ class OfflineRuntime:
         self._source.on_end(request.arrival, request.status, now_ms)
         if self._logs:
             self._log("request_marked_done", request)
-        if self._source.is_workload:
-            if self._logs:
-                self._log("workload_completed", request)
+        if self._logs and self._source.is_workload:
+            self._log("workload_completed", request)
         if request.handoff_is_over:
             self._retire(request)
         else:
@@ -1090,7 +1090,6 @@ def _stall_reason(pool: str, worker: SimulatedWorker, blocked: Blocked) -> str:
 
 
 _HOLDERS_SHOWN: Final = 8
-_WATCH_EVERY: Final = 256
 _IDLE_TICKS: Final = 1000
 """So many planner ticks in a row without anything else, and requests in flight count as stalled."""
 _FOREVER_MS: Final = 1.7976931348623157e308

@@ -38,16 +38,17 @@ class RadixCache:
         available: pages that hold nothing.
         evictable: pages in unlocked nodes.
         root: the node of the empty prefix; never locked, never evicted.
+        advertised: where live pages are announced, if anybody listens.
     """
 
-    __slots__ = ("_advertised", "_clock", "_leaves", "_next_leaf", "available", "capacity", "evictable", "root")
+    __slots__ = ("_clock", "_leaves", "_next_leaf", "advertised", "available", "capacity", "evictable", "root")
 
     def __init__(self, capacity: int, advertised: PageAdvertisement | None) -> None:
         self.capacity = capacity
         self.available = capacity
         self.evictable = 0
         self.root = RadixNode(None, [], 0, 0)
-        self._advertised = advertised
+        self.advertised = advertised
         self._clock = 0
         self._leaves: list[tuple[int, int, RadixNode]] = []
         """Every evictable leaf is here at least once, perhaps under an older age; the rest is outdated."""
@@ -150,8 +151,8 @@ class RadixCache:
                 child.last_access = clock
                 node = child
         self.available += duplicates
-        if duplicates and self._advertised is not None:
-            self._advertised.withdraw(names[:duplicates])
+        if duplicates and self.advertised is not None:
+            self.advertised.withdraw(names[:duplicates])
         return node, duplicates
 
     def move_lock(self, old: RadixNode, new: RadixNode) -> None:
@@ -215,9 +216,9 @@ class RadixCache:
             else:
                 del names[len(names) - taken :]
                 self._offer(leaf)
-            if self._advertised is not None:
+            if self.advertised is not None:
                 gone.reverse()
-                self._advertised.withdraw(gone)
+                self.advertised.withdraw(gone)
 
 
 def _common_length(edge: Sequence[int], names: Sequence[int], start: int) -> int:

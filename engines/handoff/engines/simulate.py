@@ -22,6 +22,8 @@ from handoff.engines.simulated_request import SimulatedRequest
 from handoff.engines.summary import RunTotals, real_time_figures, summarize
 
 REPORT_SCHEMA = "handoff.report/1"
+_TIMESTAMPS_A_WATCH = 256
+_TIMESTAMPS_A_SAMPLE = 8
 
 
 @frozen
@@ -108,7 +110,8 @@ def simulate(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        ended = runtime.run(_watch(on_progress, chart, workload, collector))
+        every = _TIMESTAMPS_A_WATCH if chart is None else _TIMESTAMPS_A_SAMPLE
+        ended = runtime.run(_watch(on_progress, chart, workload, collector), every)
     finally:
         if collecting:
             gc.enable()
