@@ -17,9 +17,9 @@ The sender outlives both parts behind a shield of its own, since a frame that wa
 after it unreadable; each frame has its limit.
 
 If Trio tears the session down while effects of a step were not begun (it was waiting for the journal), each gets a
-`not_carried_out` row, and the machine hears `torn_down`. If the journal fails, the machine hears `journal_lost`,
-effects not yet begun are dropped, and cleanup goes on without rows. If the machine itself raises, its input is
-journaled as crashed and the engine is told to cancel without it.
+`not_carried_out` row, and the machine hears `torn_down`. If the journal fails (or, in cleanup, does not commit for 30
+s), the machine hears `journal_lost`, effects not yet begun are dropped, and cleanup goes on without rows. If the
+machine itself raises, its input is journaled as crashed and the engine is told to cancel without it.
 
 A fault that crashes the session cancels everything at once, shields included, closes the socket, and writes nothing.
 """
@@ -304,11 +304,15 @@ class SessionDriver:
 
     async def _wait_durable(self, last: Seq) -> None:
         try:
-            if self.machine.ended:
-                with trio.CancelScope(shield=True):  # the end is decided, and must be told
-                    await self.context.journal.durable(last)
-            else:
+            if not (self.machine.ended or self.machine.failing):
                 await self.context.journal.durable(last)
+                return
+            clock = self.context.clock
+            with clock.move_on_at(clock.now_ms() + CLEANUP_LIMIT_MS) as limit:
+                limit.shield = self.machine.ended  # the end is decided, and must be told
+                await self.context.journal.durable(last)
+            if limit.cancelled_caught:
+                await self._lose_journal()
         except JournalFailed:
             await self._lose_journal()
 
