@@ -32,6 +32,7 @@ p { margin: 0 0 1rem; color: var(--soft); }
 main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); gap: .75rem; }
 section.wide { grid-column: 1 / -1; } .scroll { overflow-x: auto; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+svg.lanes { min-width: 720px; }
 .axis { stroke: var(--line); } .one { fill: var(--one); } .two { fill: var(--two); }
 .line1, .line2 { fill: none; stroke-width: 1.5; } .line1 { stroke: var(--one); } .line2 { stroke: var(--two); }
 .key1 { color: var(--one); } .key2 { color: var(--two); }
@@ -57,7 +58,7 @@ def simulate_page(simulation: Simulation) -> str:
         _section("Latencies", _latency_table(simulation), wide=True),
         _section("Time to first token", _histogram([request_ms / 1000.0 for request_ms in chart.ttft_ms], "one")),
         _section("Whole request", _histogram([request_ms / 1000.0 for request_ms in chart.e2e_ms], "two")),
-        _section("Requests in flight", _series(samples, lambda sample: (sample.in_flight, None))),
+        _section("Requests in flight", _series(samples, lambda sample: (sample.in_flight, None)), wide=True),
         _section(
             "Waiting in engines" + _key("prefill", "decode"),
             _series(samples, lambda sample: (sample.prefill_waiting, sample.decode_waiting)),
@@ -152,7 +153,7 @@ def _series(
     if len(samples) < 2:
         return "<p>the run was too short to be sampled</p>"
     pairs = [values(sample) for sample in samples]
-    most = 1.0 if percent else max(1.0, *(value for pair in pairs for value in pair if value is not None))
+    most = max(1e-9 if percent else 1.0, *(value for pair in pairs for value in pair if value is not None))
     start, end = samples[0].at_ms, samples[-1].at_ms
     span = max(end - start, 1e-9)
     lines = []
@@ -164,7 +165,7 @@ def _series(
         ]
         if points:
             lines.append(f'<polyline class="{style}" points="{" ".join(points)}"/>')
-    return _figure("".join(lines) + _times(start, end) + _scale("100 %" if percent else f"{most:,.0f}"))
+    return _figure("".join(lines) + _times(start, end) + _scale(f"{most:.1%}" if percent else f"{most:,.0f}"))
 
 
 def _lanes(chart: RunChart) -> str:
@@ -190,7 +191,7 @@ def _lanes(chart: RunChart) -> str:
         f'text-anchor="{_anchor(share)}">{share * end_s:,.0f} s</text>'
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
-    return f'<svg viewBox="0 0 {_WIDTH * 2} {height + 20}" role="img">{"".join(parts)}{axis}</svg>'
+    return f'<svg class="lanes" viewBox="0 0 {_WIDTH * 2} {height + 20}" role="img">{"".join(parts)}{axis}</svg>'
 
 
 def _lane_cells(lane: WorkerLane, top: int, left: int, width: float, most: float) -> list[str]:
