@@ -15,6 +15,7 @@ fraction of a second, so there is none.
 
 import sqlite3
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from handoff.journal.event import payload_from_json
@@ -213,12 +214,17 @@ def _shown(value: Any) -> Any:
     return value.encode(errors="replace").decode() if isinstance(value, str) and not value.isascii() else value
 
 
+@cache
 def insert_statement(table: str, columns: int) -> str:
     """The statement that stores one line of a table."""
     return f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 our own names
 
 
-def derived_lines(rows: Sequence[Row]) -> list[tuple[str, tuple[Any, ...]]]:
-    """The lines of derived tables that these rows stand for, in order."""
-    lines = (declaration(row) for row in rows if row[9] in DECLARING)
-    return [(table, tuple(map(_shown, line))) for table, line in lines]
+def derived_lines(rows: Sequence[Row]) -> dict[str, list[tuple[Any, ...]]]:
+    """The lines of derived tables that these rows stand for, by table and in order."""
+    lines: dict[str, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        if row[9] in DECLARING:
+            table, line = declaration(row)
+            lines.setdefault(table, []).append(tuple(map(_shown, line)))
+    return lines

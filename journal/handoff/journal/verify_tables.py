@@ -68,9 +68,9 @@ class DerivedTables:
 
     def difference(self, row: Row) -> str | None:
         """The table whose next line is not what the row says, or None."""
-        for table, line in derived_lines([row]):
+        for table, lines in derived_lines([row]).items():
             found: Any = self._lines[table].fetchone()
-            if found != line:
+            if [found] != lines:
                 return table
         return None
 

@@ -125,8 +125,8 @@ class JournalFile:
         for start in range(0, len(rows), _STATEMENT_ROWS):
             part = rows[start : start + _STATEMENT_ROWS]
             execute(_insert_rows(len(part)), list(chain.from_iterable(part)))
-        for table, line in derived:
-            execute(insert_statement(table, DERIVED[table]), line)
+        for table, lines in derived.items():
+            self._connection.executemany(insert_statement(table, DERIVED[table]), lines)
         if entries:
             self._connection.executemany(insert_statement("chain", 2), entries)
         if not alone:
