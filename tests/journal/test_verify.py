@@ -317,3 +317,14 @@ def test_flips_at_the_usual_page_size_are_found_or_change_nothing(tmp_path: Path
             if report.state is VerifyState.OPEN:
                 assert report.last_trustworthy_seq == last_seq, bit
                 assert all_that_is_read(tmp_path / "flipped") == unchanged, bit
+
+
+def test_only_what_is_wrong_or_lost_is_a_fault(long_journal: Path, tmp_path: Path) -> None:
+    killed = killed_journal(tmp_path / "other", tmp_path / "killed")
+    assert not verify_journal(long_journal).faulty
+    assert not verify_journal(killed).faulty
+    for source, without in ((killed, "-wal"), (killed, "-receipt"), (long_journal, "-receipt")):
+        copy = copy_files(source, tmp_path / f"copy{without}{source.name}", without=(without,))
+        assert verify_journal(copy).faulty
+    long_journal.write_bytes(long_journal.read_bytes()[:-1])
+    assert verify_journal(long_journal).faulty

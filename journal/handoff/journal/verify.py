@@ -97,6 +97,15 @@ class VerifyReport:
         return self.state is VerifyState.SOUND
 
     @property
+    def faulty(self) -> bool:
+        """Whether something is wrong or lost; a journal that merely was never closed is not faulty.
+
+        A missing receipt is a fault: it was there, and without it nobody knows how far the journal had come.
+        """
+        lost = self.state in (VerifyState.TAIL_LOST, VerifyState.DAMAGED)
+        return lost or any(problem.code == "no_receipt" for problem in self.problems)
+
+    @property
     def damaged_rows(self) -> tuple[tuple[int, int], ...]:
         """First and last row of each damaged part."""
         return tuple((p.first_seq, p.last_seq) for p in self.problems if p.first_seq is not None and p.last_seq)
