@@ -24,6 +24,7 @@ def build_core(
     capture_kv_events: bool = False,
     capture_metrics: bool = False,
     gap_log: GapLog | None = None,
+    names_tokens: bool = True,
 ) -> EngineCore:
     """A new engine core.
 
@@ -33,6 +34,7 @@ def build_core(
         capture_kv_events: whether it keeps cache events.
         capture_metrics: whether each pass reports its metrics.
         gap_log: where it notes waits between tokens.
+        names_tokens: whether each pass lists who got a token.
     """
     scheduler = SglangCore if settings.engine_type is EngineType.SGLANG else VllmCore
     return scheduler(
@@ -41,4 +43,5 @@ def build_core(
         capture_kv_events=capture_kv_events,
         capture_metrics=capture_metrics,
         gap_log=gap_log,
+        names_tokens=names_tokens,
     )

@@ -232,7 +232,13 @@ class DecodeRun:
             result.end_ms = self.first_end_ms
             result.last_start_ms = self.first_start_ms
             return
-        ends = list(accumulate(self.durations_ms[: result.passes - 1], initial=self.first_end_ms))
+        durations = self.durations_ms
+        planned = result.passes - 1
+        # Steps rarely get shorter, so the first one's duration says how far to look; if it misled, look at all.
+        near = min(planned, int((at_ms - self.first_end_ms) / durations[0]) + 1)
+        ends = list(accumulate(durations[:near], initial=self.first_end_ms))
+        if ends[-1] < at_ms:
+            ends = list(accumulate(durations[:planned], initial=self.first_end_ms))
         passes = bisect_left(ends, at_ms)
         result.passes = 1 + passes
         result.end_ms = ends[passes]

@@ -4,8 +4,8 @@ Rows with the same ``session_id`` are one session's turns; a row without one is 
 ``request_<line>``. Times are normalised so that the first session arrives at 0. A later turn's delay is what the row
 says, else the distance between its timestamp and that of the session's last row that had one, else 0.
 
-The whole file is parsed as one JSON array, which takes a third of the time of parsing lines; only if that fails are the
-lines parsed one by one, to name the wrong one.
+The whole file is parsed as one JSON array, which takes a third of the time of parsing lines; only if that fails are
+the lines parsed one by one, to name the wrong one.
 """
 
 import json
@@ -24,6 +24,7 @@ _ALIASES = {
     "delay": "delay_ms",
 }
 _U64 = 1 << 64
+_WHOLE = frozenset({int})
 
 
 def load_mooncake(path: Path, block_size: int, *, limit: int | None = None, by_time: bool = True) -> list[Session]:
@@ -140,7 +141,7 @@ class _Row:
         if prompt_tokens > capacity:
             expected = f"at most the hash_ids capacity of {capacity} tokens ({len(blocks)} blocks of {block_size})"
             raise self.error("input_length", prompt_tokens, expected)
-        if set(map(type, blocks)) != {int} or min(blocks) < 0 or max(blocks) >= _U64:
+        if not _WHOLE.issuperset(map(type, blocks)) or min(blocks) < 0 or max(blocks) >= _U64:
             raise self.error("hash_ids", blocks, "unsigned 64-bit whole numbers")
         needed = -(-prompt_tokens // block_size)
         output_length = self.get("output_length")

@@ -111,6 +111,7 @@ class OfflinePool:
             capture_kv_events=self._capture_kv_events,
             capture_metrics=self._capture_metrics,
             gap_log=gaps,
+            names_tokens=False,
         )
         worker = SimulatedWorker(self._next_id, PassClock(core, leaps=not self._capture_metrics), state, gaps)
         self._next_id += 1

@@ -81,6 +81,7 @@ class SglangCore(CommandedCore[SglangSequence]):
         capture_kv_events: whether cache events are kept (only with prefix caching).
         capture_metrics: whether each pass reports its metrics; passes are then never prolonged into runs.
         gap_log: where waits between tokens are kept, if anybody wants them.
+        names_tokens: whether each pass lists who got a token.
     """
 
     def __init__(
@@ -91,10 +92,12 @@ class SglangCore(CommandedCore[SglangSequence]):
         capture_kv_events: bool = False,
         capture_metrics: bool = False,
         gap_log: GapLog | None = None,
+        names_tokens: bool = True,
     ) -> None:
         super().__init__(settings, capture_kv_events=capture_kv_events, gap_log=gap_log)
         self._timing = timing
         self._capture_metrics = capture_metrics
+        self._names_tokens = names_tokens
         self._advertised = PageAdvertisement(self._events) if self._events is not None else None
         self._cache = RadixCache(settings.num_gpu_blocks, self._advertised)
         self._is_decode = settings.worker_role is WorkerRole.DECODE
@@ -192,7 +195,7 @@ class SglangCore(CommandedCore[SglangSequence]):
         """Run one pass."""
         result = PassResult(now_ms)
         work = PassWork() if self._capture_metrics else None
-        ratio = self._ratio
+        ratio, step = self._ratio, self._batch.step
         members = self._batch.size
         for sequence in self._running[members:]:
             self._join(sequence)
@@ -218,7 +221,7 @@ class SglangCore(CommandedCore[SglangSequence]):
             result.metrics = self._metrics_of(work, result)
         if result.end_ms == now_ms:
             result.effect = bool(
-                result.admissions or result.ends or result.held or result.pressure or result.token_sequences
+                result.admissions or result.ends or result.held or result.pressure or self._batch.step != step
             )
             # The deployed scheduler repeats a pass that did nothing, and all that comes of it is the ratio's decay.
             if not result.effect and self._ratio < ratio:
@@ -385,7 +388,8 @@ class SglangCore(CommandedCore[SglangSequence]):
         load = batch.load_tokens
         only_decode = result.end_ms == result.start_ms
         result.end_ms += self._timing.decode.duration_ms(load, batch.size)
-        result.token_sequences = self._running[:]
+        if self._names_tokens:
+            result.token_sequences = self._running[:]
         self._advance_batch(1, result, only_decode=only_decode)
         return retracted
 

@@ -147,18 +147,32 @@ class PolynomialDecodeTimes:
                 table[start : start + _CHUNK] = self._chunk(start)
 
     def _chunk(self, start: int) -> list[float]:
-        """One chunk of the table, with the arithmetic of `quantized_ms` written out: it is the hottest loop."""
+        """One chunk of the table, with the arithmetic of `quantized_ms` written out: it is the hottest loop.
+
+        The clear cases are done at once; what comes near a tie, or is a second long, is done again with care.
+        """
         capacity, speedup = self.capacity_tokens, self.speedup
-        if speedup != 1.0:
-            return [quantized_ms(self._model_ms(load), speedup) for load in range(start, start + _CHUNK)]
-        products = [
-            (_DECODE_QUADRATIC * (share * share) + _DECODE_LINEAR * share + _DECODE_CONSTANT) / 1000.0 * 1e9
+        divisor = speedup if speedup > 0.0 else 1.0
+        # From share 0 to 1 the quadratic lies above its constant, and so above the floor.
+        model_s = [
+            (_DECODE_QUADRATIC * (share * share) + _DECODE_LINEAR * share + _DECODE_CONSTANT) / 1000.0
             for share in [load / capacity for load in range(start, start + _CHUNK)]
         ]
-        durations = [int(product + 0.5) / 1e9 * 1000.0 for product in products]
-        for index, product in enumerate(products):
-            if _HALF_LOW < product % 1.0 < _HALF_HIGH or product >= 1e9:
-                durations[index] = quantized_ms(self._model_ms(start + index), 1.0)
+        products = [seconds * 1e9 for seconds in model_s]
+        if divisor == 1.0:
+            durations = [int(product + 0.5) / 1e9 * 1000.0 for product in products]
+            divided = products
+        else:
+            divided = [int(product + 0.5) / 1e9 / divisor * 1e9 for product in products]
+            durations = [int(product + 0.5) / 1e9 * 1000.0 for product in divided]
+        for index, (product, second) in enumerate(zip(products, divided, strict=True)):
+            if (
+                _HALF_LOW < product % 1.0 < _HALF_HIGH
+                or _HALF_LOW < second % 1.0 < _HALF_HIGH
+                or product >= 1e9
+                or second >= 1e9
+            ):
+                durations[index] = quantized_ms(self._model_ms(start + index), speedup)
         return durations
 
 

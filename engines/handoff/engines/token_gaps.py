@@ -12,7 +12,8 @@ Waits outside of that pattern (a pass that also prefilled, a request back from p
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import lt
 
 from handoff.engines.timing_model import DecodeTimes
 
@@ -28,30 +29,23 @@ class GapLog:
 
     def __init__(self, times: DecodeTimes) -> None:
         self.times = times
-        self._loads = array("q")
-        self._batches = array("q")
-        self._passes = array("q")
+        self.position = 0
+        self._entries = array("q")
+        """Three numbers each: load, batch, passes; or `_SINGLE`, an index into the single waits, 1."""
         self._single_ms = array("d")
         self._marks: dict[int, int] = defaultdict(int)
         self._own: dict[float, int] = defaultdict(int)
 
-    @property
-    def position(self) -> int:
-        """Number of entries so far."""
-        return len(self._loads)
-
     def add_run(self, load_tokens: int, batch: int, passes: int) -> None:
         """A run of pure decode passes; the load is the one before its first token."""
-        self._loads.append(load_tokens)
-        self._batches.append(batch)
-        self._passes.append(passes)
+        self._entries.extend((load_tokens, batch, passes))
+        self.position += 1
 
     def add_pass(self, gap_ms: float) -> None:
         """One pass of another duration, for every request of the batch."""
-        self._loads.append(_SINGLE)
-        self._batches.append(len(self._single_ms))
-        self._passes.append(1)
+        self._entries.extend((_SINGLE, len(self._single_ms), 1))
         self._single_ms.append(gap_ms)
+        self.position += 1
 
     def count_stretch(self, start: int, stop: int) -> None:
         """A request that was in the batch from entry `start` up to `stop` has completed."""
@@ -68,17 +62,18 @@ class GapLog:
             singles[gap_ms] += count
         weight = 0
         marks = self._marks
-        for index, load in enumerate(self._loads):
+        entries = self._entries
+        for index in range(self.position):
             weight += marks.get(index, 0)
             if not weight:
                 continue
-            batch = self._batches[index]
+            load, batch, passes = entries[3 * index : 3 * index + 3]
             if load == _SINGLE:
                 singles[self._single_ms[batch]] += weight
             else:
                 changes = by_batch[batch]
                 changes[load] += weight
-                changes[load + batch * self._passes[index]] -= weight
+                changes[load + batch * passes] -= weight
 
 
 def counted_gaps(logs: Sequence[GapLog]) -> tuple[list[float], list[int]]:
@@ -87,18 +82,30 @@ def counted_gaps(logs: Sequence[GapLog]) -> tuple[list[float], list[int]]:
     counted: dict[float, int] = defaultdict(int)
     for log in logs:
         log._fold(by_batch, counted)
-    loads: dict[int, int] = defaultdict(int)
-    for batch, changes in by_batch.items():
-        times = logs[0].times
-        for load, steps, count in _stretches(batch, changes):
-            if times.depends_on_load_only:
+    if not by_batch:
+        return _ascending(counted)
+    times = logs[0].times
+    if times.depends_on_load_only:
+        counts = [0] * max(max(changes) for changes in by_batch.values())
+        for batch, changes in by_batch.items():
+            for load, steps, count in _stretches(batch, changes):
                 for one in range(load, load + batch * steps, batch):
-                    loads[one] += count
-            else:
+                    counts[one] += count
+        durations = times.run_ms(0, 1, len(counts))
+        values = list(compress(durations, counts))
+        if not counted and all(map(lt, values, values[1:])):
+            return values, list(filter(None, counts))
+        for gap_ms, count in zip(values, filter(None, counts), strict=True):
+            counted[gap_ms] += count
+    else:
+        for batch, changes in by_batch.items():
+            for load, steps, count in _stretches(batch, changes):
                 for gap_ms in times.run_ms(load, batch, steps):
                     counted[gap_ms] += count
-    for load, count in loads.items():
-        counted[logs[0].times.duration_ms(load, 1)] += count
+    return _ascending(counted)
+
+
+def _ascending(counted: dict[float, int]) -> tuple[list[float], list[int]]:
     values = sorted(counted)
     return values, [counted[value] for value in values]
 

@@ -68,7 +68,8 @@ class TokenSequence:
         if complete_blocks > known:
             base = generated_base(self.request_id)
             self.names = [*self.names, *range(base + known, base + complete_blocks)]
-        return self.names[:complete_blocks]
+        names = self.names
+        return names if len(names) == complete_blocks else names[:complete_blocks]
 
     def add_token(self, at_ms: float) -> None:
         """Take one token outside of the steady batch; a wait since the one before is its own."""

@@ -59,6 +59,7 @@ class VllmCore(CommandedCore[VllmSequence]):
         capture_kv_events: whether cache events are kept (only with prefix caching).
         capture_metrics: whether each pass reports its metrics; passes are then never prolonged into runs.
         gap_log: where waits between tokens are kept, if anybody wants them.
+        names_tokens: whether each pass lists who got a token.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class VllmCore(CommandedCore[VllmSequence]):
         capture_kv_events: bool = False,
         capture_metrics: bool = False,
         gap_log: GapLog | None = None,
+        names_tokens: bool = True,
     ) -> None:
         super().__init__(settings, capture_kv_events=capture_kv_events, gap_log=gap_log)
         self._timing = timing
         self._decode_times = timing.decode
         self._capture_metrics = capture_metrics
+        self._names_tokens = names_tokens
         self._pool = BlockPool(settings.num_gpu_blocks, self._events)
         self._is_prefill = settings.worker_role is WorkerRole.PREFILL
         self._is_decode = settings.worker_role is WorkerRole.DECODE
@@ -381,7 +384,8 @@ class VllmCore(CommandedCore[VllmSequence]):
         prefill_ended = current.end_ms
         if not self._is_prefill:
             current.end_ms = prefill_ended + self._decode_times.duration_ms(load, requests)
-        current.token_sequences = self._running[:members] + ready
+        if self._names_tokens:
+            current.token_sequences = self._running[:members] + ready
         if members:
             if self._gap_log is not None:
                 if prefill_ended == current.start_ms:
