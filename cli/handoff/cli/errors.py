@@ -22,6 +22,7 @@ _STATUS = {
     "FixtureRefused": WRONG_USAGE,
     "NothingToKeep": WRONG_USAGE,
     "NothingToBisect": WRONG_USAGE,
+    "RedactionRefused": FOUND,
     "JournalFailed": FOUND,
 }
 """Errors that a user can mend, by name: naming the classes would load what the command does not need."""
