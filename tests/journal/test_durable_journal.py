@@ -499,6 +499,31 @@ def test_a_forked_child_writes_nothing_and_takes_nothing_away(tmp_path: Path, tr
     assert [problem.code for problem in verify_journal(path).problems] == ["run_without_end"]
 
 
+def test_a_forked_child_of_a_simulated_run_is_refused(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from journal_files import note
+        from handoff.journal.file_lock import ForkedWriter
+        from handoff.journal.port import JournalFailed
+        from handoff.journal.sync_journal import SyncJournal
+        journal = SyncJournal.create(sys.argv[1])
+        journal.begin_run(tool="test", wall_ns=1)
+        note(journal, 10)
+        child = os.fork()
+        if child == 0:
+            try:
+                journal.close()
+            except JournalFailed as failed:
+                sys.exit(7 if isinstance(failed.cause, ForkedWriter) else 8)
+            sys.exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        note(journal, 10)
+        journal.close()
+    """
+    run_child(code, tmp_path / "journal")
+    assert len(texts(tmp_path / "journal")) == 20
+
+
 @pytest.mark.parametrize("statement", ["UPDATE row SET at_ms = 0", "DELETE FROM row", "DELETE FROM handoff"])
 def test_sql_cannot_change_what_was_written(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "journal"

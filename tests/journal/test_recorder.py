@@ -122,7 +122,7 @@ NONSENSE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("line", NONSENSE, ids=str)
+@pytest.mark.parametrize("line", NONSENSE, ids=map(str, range(len(NONSENSE))))
 def test_no_line_raises_and_none_spoils_the_journal(tmp_path: Path, line: Any) -> None:
     with Recorder.open(tmp_path / "journal", tool="engine 1") as recorder:
         recorder.handoff("before", order="source_first").action("submit_prefill")

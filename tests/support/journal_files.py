@@ -100,7 +100,7 @@ def all_that_is_read(path: Path, *, views: bool = True) -> list[Any]:
 def run_child(code: str, *arguments: object, **options: Any) -> str:
     """Run Python code in a process of its own and give what it printed; it must say nothing on standard error."""
     child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **options,
     )  # fmt: skip

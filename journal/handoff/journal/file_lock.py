@@ -32,6 +32,18 @@ class JournalBusy(Exception):
         super().__init__(f"{path}: {who} is writing this journal; wait until it has ended, or record into another file")
 
 
+class ForkedWriter(Exception):
+    """A forked child tried to write a journal that belongs to its parent.
+
+    Attributes:
+        path: the journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(f"{path}: this journal belongs to the parent process; a forked child must open its own")
+
+
 class FileLock:
     """The right to write a journal.
 

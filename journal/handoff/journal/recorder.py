@@ -132,7 +132,7 @@ class Recorder:
         return recorder
 
     def record(self, line: Mapping[str, Any]) -> None:
-        """Take one event line, as described in docs/event-lines; the time is added when it has none.
+        """Take one event line, as `handoff.journal.event_lines` describes it; the time is added when it has none.
 
         Args:
             line: what happened; it must not be changed afterwards.

@@ -109,7 +109,11 @@ class SyncJournal(RowStream):
             return
         self._closed = True
         self.commit()
-        self._file.close()
+        try:
+            self._file.close()
+        except Exception as error:
+            self._file.fail()
+            raise JournalFailed(self._file.last_seq, error) from error
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from attrs import evolve
 from handoff.journal.chain import BLOCK_ROWS, GENESIS, Chain
 from handoff.journal.errors import JournalUnreadable
 from handoff.journal.event import COLUMNS
-from handoff.journal.file_lock import FileLock
+from handoff.journal.file_lock import FileLock, ForkedWriter
 from handoff.journal.port import Row, RowStream
 from handoff.journal.receipt import Durability, Receipt, ReceiptFile, ReceiptState, file_digest, read_receipt
 from handoff.journal.schema import (
@@ -114,7 +114,10 @@ class JournalFile:
 
         Raises:
             sqlite3.Error, OverflowError, struct.error: it failed, and so will every later commit; call `fail`.
+            ForkedWriter: this is a forked child's copy.
         """
+        if self.lock.inherited:
+            raise ForkedWriter(self.path)
         assert rows[0][0] == self.last_seq + 1
         entries = self._chain.extend(rows)
         derived = derived_lines(rows)
@@ -142,6 +145,8 @@ class JournalFile:
 
     def fail(self) -> None:
         """Note that a commit failed and give the file up; what was committed before stays readable."""
+        if self.lock.inherited:
+            return
         self._note(evolve(self._receipt, state=ReceiptState.FAILED))
         with contextlib.suppress(sqlite3.Error):
             self._connection.rollback()
@@ -150,8 +155,11 @@ class JournalFile:
     def close(self) -> None:
         """Close the file cleanly: tail digest, out of WAL mode, receipt with the digest of the whole file.
 
-        A reader in another process can keep SQLite from leaving WAL mode; the file is then closed in it.
+        A reader in another process can keep SQLite from leaving WAL mode; the file is then closed in it. A forked
+        child's copy closes nothing.
         """
+        if self.lock.inherited:
+            return
         connection = self._connection
         running = self._chain.running()
         if self._chain.begun:
