@@ -71,6 +71,9 @@ def read_foreign(fields: Mapping[str, Any]) -> ForeignLine:
     Raises:
         LineRefused: a known field has a value that it cannot have, or the line has no time.
     """
+    common = _common(fields)
+    if common is not None:
+        return common
     rest = dict(fields)
     at_ms = _number(rest, "at_ms")
     at_min_ms = _number(rest, "at_min_ms") if "at_min_ms" in rest else None
@@ -92,6 +95,36 @@ def read_foreign(fields: Mapping[str, Any]) -> ForeignLine:
     if handoff is None and isinstance(content, HandoffOpened | ActionIssued | OutcomeOffered | FactOffered):
         raise LineRefused("it belongs to a handoff and names none; add handoff")
     return ForeignLine(content, handoff, source, at_ms, at_min_ms, at_max_ms, rest)
+
+
+_NOTHING: Mapping[str, Any] = {}
+_known: dict[tuple[str, Any, Any], Content] = {}
+"""Contents that a line with nothing but a word and a number has, by subject, word and number."""
+
+
+def _common(fields: Mapping[str, Any]) -> ForeignLine | None:
+    """The line if it is one of the few that logs are full of: an action, outcome or fact with nothing else to say."""
+    at_ms, handoff = fields.get("at_ms"), fields.get("handoff")
+    if type(at_ms) is not float or type(handoff) is not str or not -_INFINITY < at_ms < _INFINITY:
+        return None
+    number = fields.get("id")
+    if len(fields) == 4 and type(number) is int:
+        subject = "outcome" if "outcome" in fields else "action" if "action" in fields else None
+    else:
+        subject = "fact" if len(fields) == 3 and "fact" in fields else None
+    if subject is None or type(fields[subject]) is not str:
+        return None
+    key = (subject, fields[subject], number)
+    content = _known.get(key)
+    if content is None:
+        if len(_known) >= _MOST_KNOWN:
+            return None
+        rest = {subject: fields[subject], "handoff": handoff, **({} if number is None else {"id": number})}
+        content = _known[key] = _READERS[subject](rest)
+    return ForeignLine(content, handoff, None, at_ms, None, None, _NOTHING)
+
+
+_MOST_KNOWN = 1024
 
 
 def _open(rest: dict[str, Any]) -> HandoffOpened:
@@ -162,13 +195,23 @@ def _timing(rest: dict[str, Any]) -> TransferTiming | None:
         return None
     if not isinstance(said, dict):
         raise LineRefused(f"transfer_timing must be an object, not {said!r}")
-    said = dict(said)
+    figures = tuple(said.values())
+    if tuple(said) == _TIMING_KEYS and tuple(map(type, figures)) == _TIMING_TYPES and figures in _known_timings:
+        return _known_timings[figures]
+    whole, said = said, dict(said)
     mode = _required(said, "mode", TimingMode)
     tokens = _whole(said, "full_prompt_tokens")
     timing = TransferTiming(mode, tokens or 0, _whole(said, "kv_bytes_per_token"), _number(said, "bandwidth_gb_s"))
     if said:
         rest["transfer_timing_extra"] = said
+    elif tuple(whole) == _TIMING_KEYS and len(_known_timings) < _MOST_KNOWN:
+        _known_timings[figures] = timing
     return timing
+
+
+_TIMING_KEYS = ("mode", "full_prompt_tokens", "kv_bytes_per_token", "bandwidth_gb_s")
+_TIMING_TYPES = (str, int, int, float)
+_known_timings: dict[tuple[Any, ...], TransferTiming] = {}
 
 
 def _resource(rest: dict[str, Any]) -> Resource:

@@ -24,6 +24,7 @@ from attrs import define, field, frozen
 from handoff.journal.coordinator import Coordinator
 from handoff.journal.coordinator_actor import ActionIssued, FactOffered, OutcomeOffered
 from handoff.journal.declarations import ClockAligned, Foreign, Gap, HandoffJoined, HandoffOpened, SourceDeclared
+from handoff.journal.event import RowFields
 from handoff.journal.event_lines import LineRefused, is_native
 from handoff.journal.foreign_lines import ForeignLine, read_foreign
 from handoff.journal.line_files import Line, Unplaced, read_lines
@@ -39,6 +40,7 @@ from handoff.journal.witness import seen_by_witness
 
 _BATCH = 4096
 _LISTED = 1000
+_REPEATED = (ActionIssued, OutcomeOffered, FactOffered)
 
 
 @frozen
@@ -133,6 +135,7 @@ class ForeignImport:
     _sources: dict[str, int] = field(factory=dict, init=False)
     _aliases: set[str] = field(factory=set, init=False)
     _joined: list[HandoffJoined] = field(factory=list, init=False)
+    _kept_fields: dict[tuple[Any, Verdict | None], RowFields] = field(factory=dict, init=False)
     _kept: Counter[str] = field(factory=Counter, init=False)
 
     def run(self, on_line: Callable[[int], None] | None = None) -> ImportReport:
@@ -346,13 +349,25 @@ class ForeignImport:
         low = high = None
         if timed is not None and not timed.at_min_ms == self._at_ms == timed.at_max_ms:
             low, high = timed.at_min_ms, timed.at_max_ms
-        fields = encode(value, verdict, cause)
+        fields = self._encoded(value, verdict, cause)
         self._rows.append(
             (seq, grp or seq, self.journal.run, handoff, actor, source, self._at_ms, low, high, *fields)
         )
         if len(self._rows) >= _BATCH and grp is None and not isinstance(value, OutcomeOffered | FactOffered):
             self._flush()
         return seq
+
+    def _encoded(self, value: Any, verdict: Verdict | None, cause: int | None) -> RowFields:
+        """What a value contributes to its row; a log repeats the same few thousand times, so they are kept."""
+        if type(value) not in _REPEATED or getattr(value, "extra", None) is not None:
+            return encode(value, verdict, cause)
+        key = (value, verdict)
+        fields = self._kept_fields.get(key)
+        if fields is None:
+            fields = encode(value, verdict, None)
+            if len(self._kept_fields) < _BATCH:
+                self._kept_fields[key] = fields
+        return fields if cause is None else fields._replace(cause=cause)
 
     def _flush(self) -> None:
         if self._rows:
