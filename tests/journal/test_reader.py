@@ -157,15 +157,22 @@ def open_folder() -> Iterator[Path]:
 
 
 READ_ALL = """
-    import os, sys
+    import os, sys, tempfile
     from handoff.journal.reader import JournalReader
     from handoff.journal.verify import verify_journal
+
+    def read_all(path):
+        with JournalReader(path) as reader:
+            return len(list(reader.events())), reader.copied, verify_journal(path).state
+
+    path, elsewhere = sys.argv[1:]
+    read_all(elsewhere)  # what Python loads late it may not be able to read as another user
+    tempfile.TemporaryDirectory().cleanup()
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-    with JournalReader(sys.argv[1]) as reader:
-        print(len(list(reader.events())), reader.copied, verify_journal(sys.argv[1]).state)
+    print(*read_all(path))
 """
 
 
@@ -182,7 +189,7 @@ def test_a_journal_is_read_in_a_folder_that_cannot_be_written(tmp_path: Path, op
         file.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
     open_folder.chmod(0o555)
     expected = f"{rows} False sound\n" if closed else f"{rows} True open\n"
-    assert run_child(READ_ALL, path) == expected
+    assert run_child(READ_ALL, path, tmp_path / "journal") == expected
 
 
 @pytest.mark.parametrize(
