@@ -109,12 +109,12 @@ def test_an_incident_keeps_its_codes_as_two_sources_saw_it(path, tmp_path, seen,
 
 @ways_of_seeing
 def test_healthy_handoffs_as_two_sources_saw_them_prove_nothing(tmp_path, seen, resolution_ms, far_clock):
-    journal, _ = imported(*as_two_sources(many_healthy(400), tmp_path, seen, resolution_ms, far_clock))
+    journal, _ = imported(*as_two_sources(many_healthy(2000), tmp_path, seen, resolution_ms, far_clock))
     assert [f for f in examine(rows_of(journal)).findings if f.certainty is Certainty.PROVED] == []
 
 
 def test_healthy_handoffs_give_no_finding():
-    assert observe_lines(many_healthy(400)).examination.findings == ()
+    assert observe_lines(many_healthy(2000)).examination.findings == ()
 
 
 # -- each code -------------------------------------------------------------------------------------------------------

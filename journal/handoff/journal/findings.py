@@ -85,7 +85,6 @@ RULES: tuple[Rule, ...] = (
     sessions.pending_twice,
     sessions.vanished_registration,
     sessions.call_before_deadline,
-    sessions.retry_refused_early,
     sessions.not_a_handoff_fault,
 )
 """Every rule over one handoff, in the order in which its findings are listed."""

@@ -49,6 +49,7 @@ class Fleet:
         yield from self._queues()
         yield from self._reaper_starved()
         yield from self._retry_storm(requests)
+        yield from self._retry_refused_early(requests)
         yield from self._no_handoff(expected, requests)
         for brief in self.briefs.values():
             if brief.open_write is not None:
@@ -287,6 +288,25 @@ class Fleet:
                     "retry_storm", Certainty.PROVED, tuple(map(self._name, numbers)), rows, sentence,
                     {"request": request, "handoffs": len(numbers), "failed": len(failed)},
                 )  # fmt: skip
+
+    def _retry_refused_early(self, requests: dict[str, list[Event]]) -> Iterator[Finding]:
+        """A retry was refused while the attempt before it had delivered its completion and kept its permit (E22)."""
+        kinds = (Kind.COMPLETION_DELIVERED.value, Kind.PERMIT_RETURNED.value)
+        for brief in self.briefs.values():
+            refused = next(iter(self.source.events(handoff=brief.number, kinds=(Kind.PERMIT_REFUSED.value,))), None)
+            if refused is None or brief.request is None:
+                continue
+            for opened in requests.get(brief.request, ()):
+                if opened.handoff in (None, brief.number):
+                    continue
+                told = list(self.source.events(handoff=opened.handoff, kinds=kinds))
+                delivered = next((e for e in told if e.kind == Kind.COMPLETION_DELIVERED), None)
+                returned = any(e.kind == Kind.PERMIT_RETURNED and e.seq < refused.seq for e in told)
+                if delivered is not None and delivered.seq < refused.seq and not returned:
+                    rows = (delivered.seq, refused.seq)
+                    ago_ms = refused.at_ms - delivered.at_ms
+                    text = f"a permit was refused; the attempt before had completed {ago_ms:g} ms ago and kept its own"
+                    yield _between("retry_refused_early", (brief,), rows, text)
 
     # -- blocks ---------------------------------------------------------------------------------------
 

@@ -203,21 +203,6 @@ def _expires_ms(deadline: Event) -> float:
     return float(deadline.payload["expires_ms"])
 
 
-def retry_refused_early(case: Case) -> Iterator[Finding]:
-    """A permit was refused while the same request's completion had just been delivered (E22)."""
-    delivered = case.chronicle.first(Role.SOURCE, Kind.COMPLETION_DELIVERED)
-    refused = case.chronicle.last(Role.WORKER, Kind.PERMIT_REFUSED)
-    returned = case.chronicle.first(Role.WORKER, Kind.PERMIT_RETURNED)
-    if delivered is None or refused is None or refused.seq < delivered.seq:
-        return
-    if returned is None or returned.seq > refused.seq:
-        yield case.finding(
-            "retry_refused_early",
-            [delivered.seq, refused.seq],
-            "a permit was refused after the completion was delivered and before its own was returned",
-        )
-
-
 def not_a_handoff_fault(case: Case) -> Iterator[Finding]:
     """The request ended badly, and its handoff succeeded with every duty discharged."""
     chronicle = case.chronicle
