@@ -6,6 +6,7 @@ from rich.text import Text
 
 from handoff.cli.output import counted
 from handoff.journal.chronicle import Chronicle
+from handoff.journal.findings import findings_of
 from handoff.journal.ladder import Lane, Rung, Weight, ladder_of
 
 _WIRE_WIDTH = 38
@@ -20,8 +21,17 @@ _STYLES = {
 
 
 def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableType:
-    """The ladder, headed by who it is; bookkeeping is left out unless every row is asked for."""
-    rungs = [rung for rung in ladder_of(chronicle) if all_rows or rung.weight is not Weight.QUIET]
+    """The ladder, headed by who it is; bookkeeping is left out unless every row is asked for.
+
+    Rows that a finding about this handoff alone rests on are marked and never left out.
+    """
+    findings = findings_of(chronicle)
+    marked = {row for finding in findings for row in finding.rows}
+    rungs = [
+        rung
+        for rung in ladder_of(chronicle)
+        if all_rows or rung.weight is not Weight.QUIET or rung.event.seq in marked
+    ]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("row", justify="right", style="cyan", no_wrap=True)
@@ -33,11 +43,15 @@ def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableTy
         at_ms = rung.event.at_ms
         time = "" if at_ms == last_ms else f"{at_ms:.3f}"
         last_ms = at_ms
-        table.add_row(time, f"#{rung.event.seq}", *_lanes(rung))
+        mark = Text("▌", "bold red") if rung.event.seq in marked else Text(" ")
+        table.add_row(time, Text.assemble(mark, f"#{rung.event.seq}"), *_lanes(rung))
     hidden = len(chronicle.events) - len(rungs)
     parts: list[RenderableType] = [_heading(chronicle), Text(), table]
     if hidden:
         parts += [Text(f"\n{counted(hidden, 'row')} of bookkeeping not shown; --all shows every row.", style="dim")]
+    if findings:
+        codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
+        parts.append(Text.assemble("\n", ("▌", "bold red"), " marks the rows of ", (codes, "red"), "; see handoff why"))
     return Group(*parts)
 
 

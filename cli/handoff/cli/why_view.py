@@ -10,6 +10,7 @@ from rich.text import Text
 
 from handoff.cli.output import counted
 from handoff.journal.finding import Finding
+from handoff.journal.finding_codes import CODES
 from handoff.journal.postmortem import PostMortem
 
 _CITATION = re.compile(r"\[#\d+\]")
@@ -18,10 +19,16 @@ _CITATION = re.compile(r"\[#\d+\]")
 def why_view(examined: Sequence[PostMortem], total: int, elsewhere: Sequence[Finding] = ()) -> RenderableType:
     """What is wrong beside all handoffs, each post-mortem in turn, then how often each root cause came up."""
     parts: list[RenderableType] = [_finding(finding, root=True) for finding in elsewhere]
-    for postmortem in examined:
+    for postmortem in sorted(examined, key=_cause):
         parts += [_postmortem(postmortem), Text()]
     parts.append(_summary(examined, total))
     return Group(*parts)
+
+
+def _cause(postmortem: PostMortem) -> tuple[int, str]:
+    """Handoffs of one cause stand together, the deepest causes first; within it the order of the journal stays."""
+    codes = [finding.code for finding in postmortem.root_causes]
+    return (CODES[codes[0]].tier, codes[0]) if codes else (len(CODES), "")
 
 
 def _postmortem(postmortem: PostMortem) -> Group:
@@ -35,17 +42,11 @@ def _postmortem(postmortem: PostMortem) -> Group:
     for index, finding in enumerate(postmortem.findings):
         if finding.consequence_of is None:
             parts.append(_finding(finding, root=True))
+            parts.append(Padding(Text(f"next: {CODES[finding.code].remedy}", style="green"), (0, 0, 0, 4), expand=False))
             parts += [_finding(other, root=False) for other in postmortem.findings if other.consequence_of == index]
-    chained = [f for f in postmortem.findings if _is_chained(postmortem.findings, f)]
-    parts += [_finding(finding, root=False) for finding in chained]
     story = [*postmortem.sentences, *(side.sentence for side in postmortem.sides)]
     parts += [Padding(_cited(sentence), (0, 0, 0, 4), expand=False) for sentence in story]
     return Group(*parts)
-
-
-def _is_chained(findings: Sequence[Finding], finding: Finding) -> bool:
-    """Whether a finding follows from one that itself follows from another."""
-    return finding.consequence_of is not None and findings[finding.consequence_of].consequence_of is not None
 
 
 def _finding(finding: Finding, *, root: bool) -> Padding:
