@@ -42,7 +42,8 @@ def _postmortem(postmortem: PostMortem) -> Group:
     for index, finding in enumerate(postmortem.findings):
         if finding.consequence_of is None:
             parts.append(_finding(finding, root=True))
-            parts.append(Padding(Text(f"next: {CODES[finding.code].remedy}", style="green"), (0, 0, 0, 4), expand=False))
+            next_step = Text(f"next: {CODES[finding.code].remedy}", style="green")
+            parts.append(Padding(next_step, (0, 0, 0, 4), expand=False))
             parts += [_finding(other, root=False) for other in postmortem.findings if other.consequence_of == index]
     story = [*postmortem.sentences, *(side.sentence for side in postmortem.sides)]
     parts += [Padding(_cited(sentence), (0, 0, 0, 4), expand=False) for sentence in story]
