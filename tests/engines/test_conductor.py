@@ -67,7 +67,7 @@ def test_after_a_stop_nothing_is_routed_any_more() -> None:
 
 
 def test_a_cache_aware_conductor_prefers_the_worker_that_holds_the_prefix() -> None:
-    recorded = conductor(RouterMode.KV_ROUTER)
+    recorded = conductor(RouterMode.KV_ROUTER, break_ties_at_random=False)
     assert routes(recorded, arrived(1, first_block=7)) == [(1, 0, 0)]
     recorded.offer(PrefillEnded(1))
     recorded.offer(RequestEnded(1, TerminalStatus.COMPLETED))

@@ -191,7 +191,7 @@ def test_the_routers_queue_lets_go_by_policy_and_priority() -> None:
 
 def test_ties_of_a_router_follow_from_the_seed() -> None:
     requests = [request(str(n), [n] * 64, 1, 1000.0 * n, n) for n in range(12)]
-    settings = KvRouterSettings(break_ties_at_random=True, overlap_score_credit=0.0)
+    settings = KvRouterSettings(overlap_score_credit=0.0)
 
     def choices(seed: int) -> list[int | None]:
         runtime = run_trace(cluster(), requests, router_mode=KV_ROUTER, kv_router=settings, seed=seed)

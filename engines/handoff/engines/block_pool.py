@@ -40,8 +40,8 @@ class BlockPool:
         self.free = capacity
         self.inactive: set[int] = set()
         self.events = events
-        self._queue: deque[int] = deque()
-        """Inactive keys, next to be evicted first, between outdated entries of earlier times."""
+        self._queue: deque[list[int]] = deque()
+        """Inactive keys as they were released, next to be evicted first, between outdated entries of earlier times."""
         self._outdated: dict[int, int] = {}
         """How many entries of a key, its first ones, are outdated."""
         self._visible: set[int] = set()
@@ -120,20 +120,25 @@ class BlockPool:
     def release(self, keys: Sequence[int], private: int) -> None:
         """Give up one reference of each key and all private blocks, the deepest first."""
         self.free += private
+        if not keys:
+            return
         inactive, extra = self.inactive, self._extra
         if not extra or extra.keys().isdisjoint(keys):
             inactive.update(keys)
-            self._queue.extend(reversed(keys))
+            self._queue.append(list(reversed(keys)))
             return
+        freed = []
         for key in reversed(keys):
             count = extra.get(key)
             if count is None:
-                inactive.add(key)
-                self._queue.append(key)
+                freed.append(key)
             elif count == 1:
                 del extra[key]
             else:
                 extra[key] = count - 1
+        if freed:
+            inactive.update(freed)
+            self._queue.append(freed)
 
     def _add_copy(self, name: int) -> int:
         key = self._next_copy
@@ -143,10 +148,21 @@ class BlockPool:
         return key
 
     def _evict(self, count: int) -> None:
-        popleft, outdated = self._queue.popleft, self._outdated
-        keys = [popleft() for _ in range(count)]
-        if outdated and not outdated.keys().isdisjoint(keys):
-            keys = self._skip_outdated(keys, count)
+        queue, outdated = self._queue, self._outdated
+        keys: list[int] = []
+        while True:
+            lacking = count - len(keys)
+            run = queue[0]
+            if outdated and not outdated.keys().isdisjoint(run):
+                run[:] = self._without_outdated(run)
+            if len(run) > lacking:
+                keys += run[:lacking]
+                del run[:lacking]
+                break
+            keys += run
+            queue.popleft()
+            if len(run) == lacking:
+                break
         self.free += count
         self.inactive.difference_update(keys)
         gone = [name for name in map(self._remove_copy, keys) if name is not None] if self._copies else keys
@@ -154,21 +170,19 @@ class BlockPool:
         if self.events is not None and gone:
             self.events.removed(gone)
 
-    def _skip_outdated(self, keys: list[int], count: int) -> list[int]:
-        """The first `count` keys of the queue that are not outdated, `keys` having been taken from its front."""
+    def _without_outdated(self, run: list[int]) -> list[int]:
+        """The keys of a run at the queue's front that still count."""
         outdated = self._outdated
-        found: list[int] = []
-        self._queue.extendleft(reversed(keys))
-        while len(found) < count:
-            key = self._queue.popleft()
+        kept = []
+        for key in run:
             skips = outdated.get(key)
             if skips is None:
-                found.append(key)
+                kept.append(key)
             elif skips == 1:
                 del outdated[key]
             else:
                 outdated[key] = skips - 1
-        return found
+        return kept
 
     def _remove_copy(self, key: int) -> int | None:
         """Forget one block; returns its name if that was the last copy."""

@@ -1,8 +1,8 @@
 """Who owns KV for a handoff: sources that wait for their release, destinations that wait for their blocks.
 
 Both ledgers are keyed by handoff. A source is *pending* while its prefill runs and *held* from its completion to its
-release. A destination is *pending* (accepted, owns nothing), then *reserved* (owns the prompt's blocks), then *active*
-(an ordinary request of the scheduler that still answers to its handoff).
+release. A destination is *pending* (accepted, owns nothing), then *reserved* (owns the prompt's blocks), then
+*active* (an ordinary request of the scheduler that still answers to its handoff).
 
 Pending destinations are served in order, and only the head is tried: at most once for each state of the engine's
 capacity, counted by `generation`. An engine bumps it whenever somebody gave up blocks or a slot, so a head that did

@@ -49,6 +49,7 @@ def load_mooncake(path: Path, block_size: int, *, limit: int | None = None, by_t
         raise TraceError(str(path), None, "", None, "the trace has no rows")
     rows = _parse(path, lines)
     sessions: dict[str, _SessionRows] = {}
+    ids: dict[int, int] = {}
     for (number, _), row in zip(lines, rows, strict=True):
         reader = _Row(str(path), number, row)
         name = row.get("session_id")
@@ -56,7 +57,7 @@ def load_mooncake(path: Path, block_size: int, *, limit: int | None = None, by_t
         session = sessions.get(key)
         if session is None:
             session = sessions[key] = _SessionRows(key, len(sessions), number, is_named=name is not None)
-        session.add(reader, block_size)
+        session.add(reader, block_size, ids)
     return _normalized(path, list(sessions.values()), by_time=by_time)
 
 
@@ -129,8 +130,8 @@ class _Row:
             raise self.error(key, value, "a finite number")
         return float(value)
 
-    def turn(self, block_size: int, delay_ms: float) -> Turn:
-        """The row as a turn."""
+    def turn(self, block_size: int, delay_ms: float, ids: dict[int, int]) -> Turn:
+        """The row as a turn; `ids` gathers block ids."""
         row = self.row
         blocks = row.get("hash_ids")
         if not blocks or type(blocks) is not list:
@@ -143,6 +144,8 @@ class _Row:
             raise self.error("input_length", prompt_tokens, expected)
         if not _WHOLE.issuperset(map(type, blocks)) or min(blocks) < 0 or max(blocks) >= _U64:
             raise self.error("hash_ids", blocks, "unsigned 64-bit whole numbers")
+        # Equal ids become one object: comparing them is then a comparison of addresses, everywhere.
+        blocks = list(map(ids.setdefault, blocks, blocks))
         needed = -(-prompt_tokens // block_size)
         output_length = self.get("output_length")
         output_tokens = self.whole("output_length", output_length, 0)
@@ -175,8 +178,8 @@ class _SessionRows:
         self.last_ms: float | None = None
         self.turns: list[Turn] = []
 
-    def add(self, row: _Row, block_size: int) -> None:
-        """The session's next row."""
+    def add(self, row: _Row, block_size: int, ids: dict[int, int]) -> None:
+        """The session's next row; `ids` gathers block ids."""
         given = row.get("timestamp")
         at_ms = None if given is None else row.finite("timestamp", given)
         delay_ms = self._delay(row, at_ms)
@@ -184,7 +187,7 @@ class _SessionRows:
             self.first_ms = at_ms
         if at_ms is not None:
             self.last_ms = at_ms
-        self.turns.append(row.turn(block_size, delay_ms))
+        self.turns.append(row.turn(block_size, delay_ms, ids))
 
     def _delay(self, row: _Row, at_ms: float | None) -> float:
         given = row.get("delay")

@@ -68,7 +68,7 @@ class OfflinePool:
         workers: by id, those that were not removed.
         gap_logs: of every worker that ever was, in order of id.
         metrics: what passes reported since the last drain, if captured.
-        worker_seconds: provisioned so far.
+        worker_seconds: provisioned up to the last payment, see `pay`.
         candidates: workers that the next drive looks at.
     """
 
@@ -93,6 +93,7 @@ class OfflinePool:
         self.metrics: list[tuple[int, ForwardPassMetrics]] = []
         self.latest_metrics: dict[int, ForwardPassMetrics] = {}
         self.worker_seconds = 0.0
+        self._paid_until_ms = 0.0
         self._timing = build_timing(settings)
         self._capture_kv_events = capture_kv_events
         self._capture_metrics = capture_metrics
@@ -101,6 +102,11 @@ class OfflinePool:
         self._next_id = 0
         for _ in range(workers):
             self.activate(self.add_worker(WorkerState.ACTIVE))
+
+    def pay(self, now_ms: float) -> None:
+        """Count the time of all workers up to now."""
+        self.worker_seconds += len(self.workers) * (now_ms - self._paid_until_ms) / 1000.0
+        self._paid_until_ms = now_ms
 
     def add_worker(self, state: WorkerState) -> SimulatedWorker:
         """A new worker; call `activate` once it may take work."""

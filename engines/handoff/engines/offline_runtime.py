@@ -296,20 +296,30 @@ class OfflineRuntime:
         if self._planner is not None:
             self._push_tick(self._planner.initial_tick_ms())
         visited = 0
-        while not self.is_done:
-            next_ms = self.next_timestamp()
-            if next_ms is None or self._idle_ticks > _IDLE_TICKS:
+        source, limit_ms = self._source, math.inf if self._max_sim_time_ms is None else self._max_sim_time_ms
+        goes_on = True
+        while goes_on:
+            events = self.events
+            next_ms = source.ready_ms
+            if events and events[0][0] < next_ms:
+                next_ms = events[0][0]
+            if next_ms == math.inf or self._idle_ticks > _IDLE_TICKS:
+                if self.is_done:
+                    break
                 self._idle_ticks = 0
                 self._resolve_stall()
                 continue
-            if self._max_sim_time_ms is not None and next_ms > self._max_sim_time_ms:
-                return True
-            self.advance_now(next_ms)
+            if self._planner is not None and self.is_done:
+                break
+            if next_ms > limit_ms:
+                break
+            self.now_ms = next_ms
             self.drain_current_timestamp()
             visited += 1
-            if watch is not None and visited % every == 0 and not watch(self):
-                return False
-        return True
+            if watch is not None and visited % every == 0:
+                goes_on = watch(self)
+        self.pay_workers()
+        return goes_on
 
     @property
     def is_done(self) -> bool:
@@ -333,11 +343,13 @@ class OfflineRuntime:
         return event_ms if ready_ms is None or event_ms < ready_ms else ready_ms
 
     def advance_now(self, to_ms: float) -> None:
-        """Move the clock; workers are paid for the time."""
-        elapsed_s = (to_ms - self.now_ms) / 1000.0
-        self.prefill.worker_seconds += len(self.prefill.workers) * elapsed_s
-        self.decode.worker_seconds += len(self.decode.workers) * elapsed_s
+        """Move the clock."""
         self.now_ms = to_ms
+
+    def pay_workers(self) -> None:
+        """Count the time of all workers since the last payment; call before their number changes."""
+        for pool in (self.prefill, self.decode):
+            pool.pay(self.now_ms)
 
     def advance_to(self, to_ms: float) -> bool:
         """Do everything that happens up to `to_ms`; returns whether the workload is done.
@@ -449,8 +461,10 @@ class OfflineRuntime:
         if clock.touch(self.now_ms):
             assert clock.running is not None
             self._push_end(pool, worker, clock.running, inside_run=True)
+        if clock.running is not None:
+            return True
         pool.nominate(worker)
-        return clock.running is not None
+        return False
 
     def _push_end(self, pool: OfflinePool, worker: SimulatedWorker, result: PassResult, *, inside_run: bool) -> None:
         """The end of a pass: its key says when the last of its passes started."""
@@ -527,7 +541,7 @@ class OfflineRuntime:
             )
         if reserved is not None:
             self._reserved(reserved)
-        if not worker.clock.asleep:
+        if worker.clock.is_ready:
             pool.nominate(worker)
 
     def _prefill_ended(self, request: SimulatedRequest, end: RequestEnd) -> None:
@@ -978,6 +992,7 @@ class OfflineRuntime:
 
     def _scale(self, target_prefill: int, target_decode: int, cause: ScalingCause, tick: int | None) -> None:
         changes = []
+        self.pay_workers()
         for pool, target in ((self.prefill, target_prefill), (self.decode, target_decode)):
             difference = target - pool_state(pool).non_draining
             transitions: list[WorkerTransition] = []
@@ -1017,6 +1032,7 @@ class OfflineRuntime:
         self.lifecycle.add(self.now_ms, pool, ScalingCause.WORKER_READY_EVENT, [transition], released=released)
 
     def _remove_drained(self) -> None:
+        self.pay_workers()
         for pool in (self.prefill, self.decode):
             self.lifecycle.add(self.now_ms, pool, ScalingCause.DRAIN_SETTLEMENT, settle_drained(pool))
         self.has_draining = any(pool_state(pool).draining for pool in (self.prefill, self.decode))

@@ -65,7 +65,8 @@ class PassClock:
         result = self.running
         assert result is not None
         self.running = None
-        self.core.settle_pass(result)
-        reserved = self.core.retry_pending_destinations()
+        core = self.core
+        core.settle_pass(result)
+        reserved = core.retry_pending_destinations()
         self.asleep = not result.effect and reserved is None
         return result, reserved

@@ -1,9 +1,9 @@
 """Pass durations measured on real hardware, interpolated instead of fitted.
 
 A profile is a NumPy ``.npz`` archive with binary64 arrays: ``prefill_isl[i]`` and ``prefill_ttft_ms[i]``;
-``decode_active_kv_tokens[j]``, ``decode_context_length[k]`` and ``decode_itl[j, k]``. Prefill is interpolated over the
-batch's new tokens, decode over the batch's summed and mean length; beyond the grid the outermost cells go on. The
-archive is a zip of arrays with a one-line header, so it is read here without NumPy.
+``decode_active_kv_tokens[j]``, ``decode_context_length[k]`` and ``decode_itl[j, k]``. Prefill is interpolated over
+the batch's new tokens, decode over the batch's summed and mean length; beyond the grid the outermost cells go on.
+The archive is a zip of arrays with a one-line header, so it is read here without NumPy.
 """
 
 import ast

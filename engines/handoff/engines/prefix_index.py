@@ -1,8 +1,8 @@
 """What a router knows of the workers' prefix caches: block names by worker, from their cache events.
 
 Only what was announced counts, when it was announced. A worker announces a block only while it has all blocks before
-it, and withdraws the deepest first, so the blocks that a worker has of a prompt are a prefix of it, and the prefix can be
-bisected.
+it, and withdraws the deepest first, so the blocks that a worker has of a prompt are a prefix of it, and the prefix
+can be bisected.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,9 @@
 """A scenario: everything that a run depends on, in one TOML file.
 
-Tables: ``[scenario]``, ``[workload]`` (a trace file or ``[workload.synthetic]``), ``[cluster]``, ``[engine]`` for both
-pools with ``[prefill]`` and ``[decode]`` on top, ``[live]`` and any number of ``[[fault]]``. Every default is filled in
-here, so the value that `load_scenario` returns is the whole truth of a run, and `resolved` is what gets stored with it.
+Tables: ``[scenario]``, ``[workload]`` (a trace file or ``[workload.synthetic]``), ``[cluster]``, ``[engine]`` for
+both pools with ``[prefill]`` and ``[decode]`` on top, ``[live]`` and any number of ``[[fault]]``. Every default is
+filled in here, so the value that `load_scenario` returns is the whole truth of a run, and `resolved` is what gets
+stored with it.
 """
 
 import hashlib
@@ -287,7 +288,8 @@ class KvRouterSettings:
         router_track_active_blocks: count blocks of running requests.
         router_assume_kv_reuse: count blocks that a worker's requests share once.
         router_track_prefill_tokens: count prefill work.
-        break_ties_at_random: draw among equally cheap workers instead of taking the lowest id.
+        break_ties_at_random: draw among equally cheap workers, from the run's seed, as the deployed router does from
+            nowhere; else take the lowest id.
     """
 
     overlap_score_credit: float = 1.0
@@ -300,7 +302,7 @@ class KvRouterSettings:
     router_track_active_blocks: bool = True
     router_assume_kv_reuse: bool = True
     router_track_prefill_tokens: bool = True
-    break_ties_at_random: bool = False
+    break_ties_at_random: bool = True
 
     def __attrs_post_init__(self) -> None:
         for key in (

@@ -1,7 +1,7 @@
 """Random numbers that belong to a run: streams derived from its seed by name.
 
-The generator is SplitMix64, small enough to be read and the same on every platform and Python version. Two streams of one
-seed with different names are independent for our purposes, so drawing more from one never changes another.
+The generator is SplitMix64, small enough to be read and the same on every platform and Python version. Two streams
+of one seed with different names are independent for our purposes, so drawing more from one never changes another.
 """
 
 import hashlib

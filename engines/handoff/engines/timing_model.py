@@ -24,8 +24,7 @@ _DECODE_FLOOR_MS = 1.0
 
 _CHUNK_BITS = 8
 _CHUNK = 1 << _CHUNK_BITS
-_HALF_LOW = 0.5 - 1e-5
-_HALF_HIGH = 0.5 + 1e-5
+_UNCLEAR = 1e-5
 
 
 def nearest_nanos(seconds: float) -> int:
@@ -35,7 +34,7 @@ def nearest_nanos(seconds: float) -> int:
     value of `seconds` decides.
     """
     product = seconds * 1e9
-    if product < 1e14 and not _HALF_LOW < product % 1.0 < _HALF_HIGH:
+    if product < 1e10 and abs(product % 1.0 - 0.5) >= _UNCLEAR:
         return int(product + 0.5)
     numerator, denominator = seconds.as_integer_ratio()
     whole, rest = divmod(numerator * NANOS_PER_SECOND, denominator)
@@ -149,7 +148,7 @@ class PolynomialDecodeTimes:
     def _chunk(self, start: int) -> list[float]:
         """One chunk of the table, with the arithmetic of `quantized_ms` written out: it is the hottest loop.
 
-        The clear cases are done at once; what comes near a tie, or is a second long, is done again with care.
+        If anything comes near a tie or is a second long, the chunk is computed again with care.
         """
         capacity, speedup = self.capacity_tokens, self.speedup
         divisor = speedup if speedup > 0.0 else 1.0
@@ -165,15 +164,14 @@ class PolynomialDecodeTimes:
         else:
             divided = [int(product + 0.5) / 1e9 / divisor * 1e9 for product in products]
             durations = [int(product + 0.5) / 1e9 * 1000.0 for product in divided]
-        for index, (product, second) in enumerate(zip(products, divided, strict=True)):
-            if (
-                _HALF_LOW < product % 1.0 < _HALF_HIGH
-                or _HALF_LOW < second % 1.0 < _HALF_HIGH
-                or product >= 1e9
-                or second >= 1e9
-            ):
-                durations[index] = quantized_ms(self._model_ms(start + index), speedup)
+        if _has_unclear(products) or (divided is not products and _has_unclear(divided)):
+            return [quantized_ms(self._model_ms(load), speedup) for load in range(start, start + _CHUNK)]
         return durations
+
+
+def _has_unclear(products: Sequence[float]) -> bool:
+    """Whether rounding any of these numbers of nanoseconds needs its exact value."""
+    return max(products) >= 1e9 or min(map(abs, [product % 1.0 - 0.5 for product in products])) < _UNCLEAR
 
 
 class PolynomialTiming:

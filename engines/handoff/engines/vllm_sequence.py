@@ -46,7 +46,7 @@ class VllmPass(PassResult):
     )  # fmt: skip
 
     def __init__(self, start_ms: float, budget: int, work: PassWork | None) -> None:
-        super().__init__(start_ms)
+        PassResult.__init__(self, start_ms)
         self.budget = budget
         self.members = 0
         self.preempted = False
