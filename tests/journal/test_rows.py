@@ -84,7 +84,7 @@ def test_defaults_are_left_out_of_the_payload() -> None:
         ({"payload_json": "{"}, "JSON"),
         ({"name": "submitted"}, "submitted"),
         ({"action_id": None}, "action_id"),
-        ({"kind": "paired"}, "no rows of kind paired"),
+        ({"kind": "session_ended"}, "no rows of kind session_ended"),
     ],
 )
 def test_a_row_that_cannot_be_its_value_is_named_with_the_reason(change: Mapping[str, Any], reason: str) -> None:
