@@ -18,7 +18,6 @@ from handoff.journal.line_files import Line, Unplaced
 from handoff.journal.line_survey import LineSurvey, StreamKey
 from handoff.journal.vocabulary import HandoffOrder, Side
 
-
 _TIMES = ("at_ms", "at_min_ms", "at_max_ms")
 
 
