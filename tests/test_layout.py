@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from handoff.engines.machines import MACHINES as TABLE
+
 ROOT = Path(__file__).parent.parent
 SOURCE_ROOTS = ("journal", "engines", "cli")
 MODULES = sorted(path for root in SOURCE_ROOTS for path in (ROOT / root / "handoff").rglob("*.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 MACHINES = PYPROJECT["tool"]["handoff"]["machines"]["modules"]
+DESCRIPTIONS = PYPROJECT["tool"]["handoff"]["machines"]["descriptions"]
 MACHINE_IMPORTS = frozenset(PYPROJECT["tool"]["handoff"]["machines"]["may_import"])
 
 
@@ -51,7 +54,25 @@ def test_machines_import_only_what_cannot_wait_or_guess(module: str) -> None:
 @pytest.mark.parametrize("module", MACHINES)
 def test_machines_import_only_modules_that_are_pure_themselves(module: str) -> None:
     ours = {name for name in imports_of(module_path(module)) if name.startswith("handoff.")}
-    assert ours <= set(MACHINES)
+    assert ours <= {*MACHINES, *DESCRIPTIONS}
+
+
+def test_import_linter_watches_the_same_machines() -> None:
+    (contract,) = [
+        contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"] if contract["type"] == "forbidden"
+    ]
+    assert contract["source_modules"] == MACHINES
+
+
+def test_every_machine_that_replay_rebuilds_is_watched() -> None:
+    rebuilt = {type_of(factory).__module__ for factory in TABLE.values()}
+    assert rebuilt <= set(MACHINES)
+
+
+def type_of(factory: object) -> type:
+    owner = getattr(factory, "__self__", factory)
+    assert isinstance(owner, type)
+    return owner
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -75,7 +96,8 @@ def tracked_text() -> list[tuple[str, str]]:
 
 
 def test_no_package_index_and_no_machine_path_is_named() -> None:
-    forbidden = re.compile(r"pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian\.org|/home/[a-z]|/work/(main|shared)")
+    hosts = r"pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian\.org"
+    forbidden = re.compile(rf"{hosts}|/home/[a-z]|/work/(main|shared)")
     own = Path(__file__).name
     named = [name for name, text in tracked_text() if Path(name).name != own and forbidden.search(text)]
     assert named == []
