@@ -166,9 +166,7 @@ def _queued(policy: QueuePolicy, turns: list[tuple[int, int, int, float]]) -> li
     blocker = request("blocker", [9] * 64, 1, 0.0)
     requests = [blocker]
     for index, (tokens, priority, strict, at_ms) in enumerate(turns):
-        turn = Turn(
-            tokens, 1, [100 + index] * tokens, priority=priority, strict_priority=strict, request_id=f"{index}"
-        )
+        turn = Turn(tokens, 1, [100 + index] * tokens, priority=priority, strict_priority=strict, request_id=f"{index}")
         requests.append(Session(f"{index}", at_ms, (turn,), index + 1, is_named=False))
     router = KvRouterSettings(router_queue_threshold=0.0, router_queue_policy=policy)
     runtime = listed(setup, requests, router_mode=KV_ROUTER, kv_router=router)

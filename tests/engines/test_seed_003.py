@@ -398,4 +398,3 @@ def test_trace_workload_follow_up_turn_arrives_after_completion_plus_delay() -> 
 def test_concurrency_workload_holds_session_slot_depth_first() -> None:
     records = sorted(run_sessions(1).collector.requests, key=lambda record: record.arrival_ms)
     assert [record.input_tokens for record in records] == [64, 192, 128]
-

@@ -39,7 +39,7 @@ def secretive(tmp_path, **fields):
 
 def test_names_hosts_and_messages_are_gone_wherever_they_stand(tmp_path):
     text = exported(redacted(secretive(tmp_path, pod="acme-prefill-3", nested={"ip": ["10.1.2.3"]}), KEY))
-    for private in ("acme", "alice", "example", "gpu-12", "10.1.2.3", "prefill-3\""):
+    for private in ("acme", "alice", "example", "gpu-12", "10.1.2.3", 'prefill-3"'):
         assert private not in text
     assert '"message":"t' in text
 

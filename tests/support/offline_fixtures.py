@@ -60,9 +60,7 @@ def sglang_chunk(size: int) -> SglangSettings:
     return SglangSettings(chunked_prefill_size=size, max_prefill_tokens=size)
 
 
-def request(
-    name: str, prompt: int | Sequence[int], output: int, at_ms: float | None = 0.0, number: int = 0
-) -> Session:
+def request(name: str, prompt: int | Sequence[int], output: int, at_ms: float | None = 0.0, number: int = 0) -> Session:
     """A request: a prompt of so many equal tokens, or of the tokens given."""
     tokens = [1] * prompt if isinstance(prompt, int) else prompt
     turn = Turn(len(tokens), output, tokens, request_id=name)

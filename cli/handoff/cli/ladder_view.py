@@ -28,9 +28,7 @@ def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableTy
     findings = findings_of(chronicle)
     marked = {row for finding in findings for row in finding.rows}
     rungs = [
-        rung
-        for rung in ladder_of(chronicle)
-        if all_rows or rung.weight is not Weight.QUIET or rung.event.seq in marked
+        rung for rung in ladder_of(chronicle) if all_rows or rung.weight is not Weight.QUIET or rung.event.seq in marked
     ]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("ms", justify="right", no_wrap=True)

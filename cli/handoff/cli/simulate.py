@@ -89,9 +89,7 @@ def _run(
                 advance(state.ended)
             return not interrupted()
 
-        return run_simulation(
-            scenario, per_request=records, service_level=level, draws=draws, on_progress=on_progress
-        )
+        return run_simulation(scenario, per_request=records, service_level=level, draws=draws, on_progress=on_progress)
 
 
 def _service_level(ttft_ms: float | None, itl_ms: float | None, e2e_ms: float | None) -> ServiceLevel | None:

@@ -250,9 +250,7 @@ def _scale(most: str) -> str:
 
 def _times(start_ms: float, end_ms: float) -> str:
     return "".join(
-        _label(
-            _LEFT + share * (_WIDTH - _LEFT), f"{(start_ms + share * (end_ms - start_ms)) / 1000.0:,.1f} s", share
-        )
+        _label(_LEFT + share * (_WIDTH - _LEFT), f"{(start_ms + share * (end_ms - start_ms)) / 1000.0:,.1f} s", share)
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
 

@@ -202,9 +202,7 @@ class CommandedCore(ABC, Generic[Scheduled]):
         """Keep a completed source for its handoff."""
         del self._index.sources[handoff_id]
         self._index.held[handoff_id] = sequence
-        return SourceHeld(
-            handoff_id, sequence.request_id, self.settings.transfer_timing(sequence.prompt_tokens)
-        )
+        return SourceHeld(handoff_id, sequence.request_id, self.settings.transfer_timing(sequence.prompt_tokens))
 
     def _forget(self, sequence: Scheduled) -> None:
         """A request has left; a source that was not held loses its registration."""

@@ -79,8 +79,5 @@ def counted_distribution(values: Sequence[float], counts: Sequence[int]) -> Dist
         min=values[0],
         max=values[-1],
         std=math.sqrt(variance),
-        **{
-            name: values[bisect_right(upto, percentile_index(count, percent))]
-            for name, percent in PERCENTILES.items()
-        },
+        **{name: values[bisect_right(upto, percentile_index(count, percent))] for name, percent in PERCENTILES.items()},
     )

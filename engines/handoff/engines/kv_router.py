@@ -38,9 +38,7 @@ def prefill_stage(settings: KvRouterSettings) -> KvRouterSettings:
 
 def decode_stage(settings: KvRouterSettings) -> KvRouterSettings:
     """A router's settings for the decode pool: nothing is reused and nothing prefilled there."""
-    return evolve(
-        settings, overlap_score_credit=0.0, router_assume_kv_reuse=False, router_track_prefill_tokens=False
-    )
+    return evolve(settings, overlap_score_credit=0.0, router_assume_kv_reuse=False, router_track_prefill_tokens=False)
 
 
 class RoutedPrompt(NamedTuple):
@@ -349,5 +347,3 @@ class KvRouter:
             if point < 0.0:
                 return index
         return len(weights) - 1
-
-

@@ -536,9 +536,7 @@ class OfflineRuntime:
             request.held_ms = self.now_ms
             if self._logs:
                 self._log("source_held", request)
-            self._tell_fact(
-                request, Fact(FactName.SOURCE_HELD, held.handoff_id, transfer_timing=held.transfer_timing)
-            )
+            self._tell_fact(request, Fact(FactName.SOURCE_HELD, held.handoff_id, transfer_timing=held.transfer_timing))
         if reserved is not None:
             self._reserved(reserved)
         if worker.clock.is_ready:
@@ -580,9 +578,7 @@ class OfflineRuntime:
         request_id = RequestId(turn.request_id or derived_uuid(self._seed, "request", number))
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is already in flight")
-        engine_request = EngineRequest(
-            request_id, turn.prompt_tokens, turn.output_tokens, self._names(turn)
-        )
+        engine_request = EngineRequest(request_id, turn.prompt_tokens, turn.output_tokens, self._names(turn))
         handoff_id = HandoffId(derived_uuid(self._seed, "handoff", number))
         coordinator = Coordinator(handoff_id, self._order)
         request = SimulatedRequest(number, arrival, engine_request, handoff_id, coordinator)

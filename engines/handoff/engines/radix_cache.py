@@ -127,9 +127,7 @@ class RadixCache:
             walk = walk.parent
         node, done, duplicates = start, 0, 0
         while done < len(names):
-            if node.parent is not None and not node.children and (
-                node.lock == 0 or (node is start and node.lock == 1)
-            ):
+            if node.parent is not None and not node.children and (node.lock == 0 or (node is start and node.lock == 1)):
                 node.names.extend(names[done:])
                 if node.lock == 0:
                     self.evictable += len(names) - done

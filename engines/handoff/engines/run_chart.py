@@ -77,9 +77,7 @@ class RunChart:
         prefill_waiting, prefill_usage = _load_of(runtime.prefill)
         decode_waiting, decode_usage = _load_of(runtime.decode)
         self.samples.append(
-            LoadSample(
-                runtime.now_ms, runtime.in_flight, prefill_waiting, decode_waiting, prefill_usage, decode_usage
-            )
+            LoadSample(runtime.now_ms, runtime.in_flight, prefill_waiting, decode_waiting, prefill_usage, decode_usage)
         )
         if len(self.samples) > MOST_SAMPLES:
             del self.samples[1::2]

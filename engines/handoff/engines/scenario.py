@@ -110,9 +110,7 @@ _NAMES_AT: dict[FaultPlace, tuple[str, ...]] = {
     FaultPlace.REQUEST: (),
 }
 
-_NEEDS_WIRE = frozenset(
-    {FaultDeed.DISCONNECT, FaultDeed.CRASH_SOURCE, FaultDeed.CRASH_DESTINATION, FaultDeed.TIMEOUT}
-)
+_NEEDS_WIRE = frozenset({FaultDeed.DISCONNECT, FaultDeed.CRASH_SOURCE, FaultDeed.CRASH_DESTINATION, FaultDeed.TIMEOUT})
 
 
 def _require(condition: bool, key: str, value: object, expected: str) -> None:

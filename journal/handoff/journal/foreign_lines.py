@@ -130,7 +130,7 @@ _MOST_KNOWN = 1024
 def _open(rest: dict[str, Any]) -> HandoffOpened:
     opened = rest.pop("open")
     if not isinstance(opened, dict):
-        raise LineRefused(f"open must be an object such as {{\"order\": \"source_first\"}}, not {opened!r}")
+        raise LineRefused(f'open must be an object such as {{"order": "source_first"}}, not {opened!r}')
     said = {**{key: rest.pop(key) for key in ("attempt", "parent_request", "room", "request") if key in rest}, **opened}
     room = said.pop("room", None)
     if room is not None and (isinstance(room, bool) or not isinstance(room, int | str)):
@@ -217,7 +217,7 @@ _known_timings: dict[tuple[Any, ...], TransferTiming] = {}
 def _resource(rest: dict[str, Any]) -> Resource:
     name = rest.pop("resource")
     if not isinstance(name, str):
-        raise LineRefused(f"resource must be text such as \"source_held\", not {name!r}")
+        raise LineRefused(f'resource must be text such as "source_held", not {name!r}')
     blocks = rest.pop("blocks", None)
     if blocks is not None and not (isinstance(blocks, list) and all(type(block) is int for block in blocks)):
         raise LineRefused(f"blocks must be a list of whole numbers, not {blocks!r}")

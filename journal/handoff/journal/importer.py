@@ -269,9 +269,7 @@ class ForeignImport:
             self._annotate(Foreign({"action": content.name.value, **fields}), timed, handoff, source)
             return
         issued, cause = fold.issue(content)
-        seq = self._write(
-            issued, None, timed, handoff=handoff, actor=fold.actor.actors[0], source=source, cause=cause
-        )
+        seq = self._write(issued, None, timed, handoff=handoff, actor=fold.actor.actors[0], source=source, cause=cause)
         if foreign.extra:
             self._write(Foreign(dict(foreign.extra)), None, timed, handoff=handoff, source=source, cause=seq)
 
@@ -350,9 +348,7 @@ class ForeignImport:
         if timed is not None and not timed.at_min_ms == self._at_ms == timed.at_max_ms:
             low, high = timed.at_min_ms, timed.at_max_ms
         fields = self._encoded(value, verdict, cause)
-        self._rows.append(
-            (seq, grp or seq, self.journal.run, handoff, actor, source, self._at_ms, low, high, *fields)
-        )
+        self._rows.append((seq, grp or seq, self.journal.run, handoff, actor, source, self._at_ms, low, high, *fields))
         if len(self._rows) >= _BATCH and grp is None and not isinstance(value, OutcomeOffered | FactOffered):
             self._flush()
         return seq
