@@ -30,7 +30,7 @@ from handoff.journal.coordinator_actor import (
 )
 from handoff.journal.declarations import HandoffOpened
 from handoff.journal.reader import JournalReader
-from handoff.journal.replay import Tier, replay
+from handoff.journal.replayer import Tier, replay
 from handoff.journal.sync_journal import SyncJournal
 from handoff.journal.terms import EndState
 from handoff.journal.transfer_timing import TransferTiming

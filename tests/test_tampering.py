@@ -25,7 +25,7 @@ from handoff.journal.divergence import DivergenceClass
 from handoff.journal.event import Event
 from handoff.journal.event_source import EventList
 from handoff.journal.reader import JournalReader
-from handoff.journal.replay import Tier, replay
+from handoff.journal.replayer import Tier, replay
 from handoff.journal.row_codec import UnreadableRow, decode
 from handoff.journal.schema import SCHEMA
 from handoff.journal.sync_journal import SyncJournal

@@ -13,7 +13,7 @@ from recorded_steps import MACHINES
 
 from handoff.journal.declarations import RunEnded
 from handoff.journal.reader import JournalReader
-from handoff.journal.replay import replay
+from handoff.journal.replayer import replay
 from handoff.journal.replay_report import ReplayReport, Tier
 from handoff.journal.row_codec import decode
 from handoff.journal.terms import EndState

@@ -11,7 +11,7 @@ from session_pair import MACHINES, TIMEOUT_MS, SessionPairs, Trouble
 from handoff.journal.divergence import DivergenceClass
 from handoff.journal.event import Event
 from handoff.journal.port import MemoryJournal
-from handoff.journal.replay import Tier, replay
+from handoff.journal.replayer import Tier, replay
 from handoff.journal.terms import ActorKind, EndState
 from handoff.journal.vocabulary import ActionName, EngineType, FactName, OutcomeName, Side
 

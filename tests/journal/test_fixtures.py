@@ -14,7 +14,7 @@ from handoff.journal.finding import Certainty
 from handoff.journal.fixture import FixtureUnreadable, check, observe_lines, read_fixture, write_fixture
 from handoff.journal.fixture_export import FixtureRefused, as_python_test, fixture_fields, incident_of
 from handoff.journal.fleet import Fleet
-from handoff.journal.replay import replay
+from handoff.journal.replayer import replay
 from handoff.journal.shrink import NothingToKeep, shrink_lines
 
 S13 = next(path for path in incident_paths() if path.name.startswith("S13"))

@@ -12,7 +12,7 @@ import stranger
 from handoff.journal.divergence import DivergenceClass
 from handoff.journal.event_lines import LineWriter
 from handoff.journal.reader import JournalReader
-from handoff.journal.replay import Tier, replay
+from handoff.journal.replayer import Tier, replay
 from handoff.journal.schema import FORMAT_VERSION
 from handoff.journal.sync_journal import SyncJournal
 from handoff.journal.verify import verify_journal

@@ -13,7 +13,7 @@ from handoff.journal.event import Event
 from handoff.journal.event_source import EventSource
 from handoff.journal.reader import JournalReader
 from handoff.journal.recorder import Recorder
-from handoff.journal.replay import Tier, replay
+from handoff.journal.replayer import Tier, replay
 from handoff.journal.sync_journal import SyncJournal
 from handoff.journal.verify import VerifyState, verify_journal
 

@@ -9,7 +9,7 @@ from handoff.cli.app import run
 from handoff.journal.examination import examine
 from handoff.journal.exporter import exported_lines
 from handoff.journal.redaction import RedactionRefused, Redactor, redacted
-from handoff.journal.replay import replay
+from handoff.journal.replayer import replay
 
 KEY = b"a key for tests"
 

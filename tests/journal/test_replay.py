@@ -23,7 +23,7 @@ from handoff.journal.event import Event
 from handoff.journal.event_source import StoredRows
 from handoff.journal.full_replay import FullReplay
 from handoff.journal.port import MemoryJournal
-from handoff.journal.replay import MACHINES, Tier, replay
+from handoff.journal.replayer import MACHINES, Tier, replay
 from handoff.journal.terms import EndState
 from handoff.journal.vocabulary import ActionId, EngineType, FactName, OutcomeName
 

@@ -40,7 +40,7 @@ from handoff.engines.source_session import SourceSession
 from handoff.journal.coordinator_actor import CoordinatorActor
 from handoff.journal.declarations import HandoffOpened, Resource
 from handoff.journal.port import ActorHandle, RowStream
-from handoff.journal.replay import MACHINES as JOURNAL_MACHINES
+from handoff.journal.replayer import MACHINES as JOURNAL_MACHINES
 from handoff.journal.step import Entry, MachineFactory, Step
 from handoff.journal.terms import ActorKind
 from handoff.journal.transfer_timing import TransferTiming

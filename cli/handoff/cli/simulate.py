@@ -16,8 +16,8 @@ from handoff.cli.output import console, print_document, progress
 from handoff.cli.simulate_view import simulate_view
 from handoff.engines.scenario import Scenario, load_scenario
 from handoff.engines.service_level import ServiceLevel
-from handoff.engines.simulate import Simulation, SimulationProgress
-from handoff.engines.simulate import simulate as run_simulation
+from handoff.engines.simulation import Simulation, SimulationProgress
+from handoff.engines.simulation import simulate as run_simulation
 
 EXAMPLE = "handoff simulate examples/chat-vllm.toml --html chat.html"
 

@@ -9,7 +9,7 @@ from html import escape
 
 from handoff.cli.simulate_view import COLUMNS, FIGURES
 from handoff.engines.run_chart import LoadSample, RunChart, WorkerLane
-from handoff.engines.simulate import Simulation
+from handoff.engines.simulation import Simulation
 from handoff.engines.simulated_request import SimulatedRequest
 
 _WIDTH, _HEIGHT = 720, 180

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from handoff.cli.output import counted
-from handoff.engines.simulate import Simulation
+from handoff.engines.simulation import Simulation
 
 FIGURES = {
     "ttft_ms": "first token, ms",

@@ -8,7 +8,7 @@ from handoff.engines.destination_session import DestinationSession
 from handoff.engines.engine_actor import EngineActor
 from handoff.engines.rendezvous import Rendezvous
 from handoff.engines.source_session import SourceSession
-from handoff.journal.replay import MACHINES as JOURNAL_MACHINES
+from handoff.journal.replayer import MACHINES as JOURNAL_MACHINES
 from handoff.journal.step import MachineFactory
 from handoff.journal.terms import ActorKind
 

@@ -29,7 +29,7 @@ from handoff.journal.event_source import (
     HandoffDeclaration,
 )
 from handoff.journal.examination import examine
-from handoff.journal.replay import replay
+from handoff.journal.replayer import replay
 from handoff.journal.terms import TERMS, Kind
 from handoff.journal.vocabulary import EngineType, HandoffOrder, TimingMode, WorkerRole
 

@@ -15,7 +15,7 @@ from attrs import define, field
 from handoff.journal.event_source import EventList
 from handoff.journal.finding import Certainty, Finding
 from handoff.journal.fixture import Observation, observe_lines
-from handoff.journal.replay import replay
+from handoff.journal.replayer import replay
 
 Lines = list[dict[str, Any]]
 
