@@ -7,9 +7,6 @@ import pytest
 import trio
 import trio.testing
 
-pytest_plugins = ["handoff.journal.pytest_plugin"]
-"""Every `*.handoff.json` under the tests is a test of its own."""
-
 
 @pytest.fixture
 def trio_run() -> Callable[..., Any]:
