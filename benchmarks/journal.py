@@ -7,7 +7,8 @@ commit   a hundred tasks append one row each and wait until it is durable, over 
 bulk     rows appended 4,096 a commit, as simulated runs do; against raw `executemany` of the same rows into the same
          table without triggers, chain and receipt. Goal: at least 0.7 of its rate.
 bytes    file size per event of healthy handoffs, against `eventsourcing`'s own SQLite file. Goal: at most a third.
-million  1,000,000 events written, read and verified, each in a process of its own: rate and peak of memory.
+million  1,000,000 events of handoffs written, read, verified and replayed in both tiers, each step in a process of its
+         own: rate and peak of memory.
 replay   `benchmarks/replay.py`.
 live     `benchmarks/live.py`.
 
@@ -26,20 +27,23 @@ from time import perf_counter
 
 import trio
 
+from handoff.engines.machines import MACHINES
 from handoff.journal.declarations import Note
 from handoff.journal.durable_journal import Journal
 from handoff.journal.port import MemoryJournal, Row
 from handoff.journal.reader import JournalReader
 from handoff.journal.receipt import Durability
+from handoff.journal.replayer import Tier, replay
 from handoff.journal.schema import TABLES, insert_statement
-from handoff.journal.sync_journal import COMMIT_ROWS, SyncJournal
+from handoff.journal.sync_journal import COMMIT_ROWS
 from handoff.journal.verify import verify_journal
 from handoff.journal.writer import JournalFile
 
 APPENDERS = 100
 EVENTS_EACH = 50
 BULK_ROWS = 200_000
-MILLION = 1_000_000
+MILLION = 1_000_020
+ROWS_A_HANDOFF = 17
 ROUNDS = 5
 HANDOFFS = 3000
 
@@ -121,10 +125,10 @@ def measure_commit() -> None:
 
 def typical_rows(count: int) -> list[Row]:
     """Stored rows of healthy handoffs: the shapes that a simulated run has."""
-    replay = importlib.import_module("replay")
+    peer = importlib.import_module("replay")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
-        replay.write_journal(path, count // 17 + 1)
+        peer.write_journal(path, count // ROWS_A_HANDOFF + 1)
         with JournalReader(path) as reader:
             return list(reader.rows(last=count))
 
@@ -160,11 +164,11 @@ def measure_bulk() -> None:
 
 
 def measure_bytes() -> None:
-    replay = importlib.import_module("replay")
+    replays = importlib.import_module("replay")
     with tempfile.TemporaryDirectory() as folder:
         path, peer = Path(folder) / "journal", Path(folder) / "peer.db"
-        rows = replay.write_journal(path, HANDOFFS)
-        application, _ = replay.write_aggregates(peer, HANDOFFS)
+        rows = replays.write_journal(path, HANDOFFS)
+        application, _ = replays.write_aggregates(peer, HANDOFFS)
         application.close()
         connection = sqlite3.connect(peer)
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -177,23 +181,35 @@ def measure_bytes() -> None:
     print(f"  ratio {ours / theirs:.2f} (goal: at most 0.33)")
 
 
-def write_million(path: Path) -> None:
-    with SyncJournal.create(path) as journal:
-        journal.begin_run(tool="benchmark", wall_ns=0)
-        for number in range(MILLION - 2):
-            journal.annotate(Note("x"), float(number))
+def write_million(path: Path) -> int:
+    rows: int = importlib.import_module("replay").write_journal(path, MILLION // ROWS_A_HANDOFF)
+    return rows
 
 
-def read_million(path: Path) -> None:
+def read_million(path: Path) -> int:
     with JournalReader(path) as reader:
-        assert sum(1 for _ in reader.events()) == MILLION
+        return sum(1 for _ in reader.events())
 
 
-def verify_million(path: Path) -> None:
-    assert verify_journal(path).sound
+def verify_million(path: Path) -> int:
+    report = verify_journal(path)
+    assert report.sound
+    return report.last_trustworthy_seq
 
 
-WORKS: dict[str, Callable[[Path], None]] = {"write": write_million, "read": read_million, "verify": verify_million}
+def replay_million(path: Path, tier: Tier) -> int:
+    with JournalReader(path) as reader:
+        assert replay(reader, tier, MACHINES).agrees
+        return reader.last_seq
+
+
+WORKS: dict[str, Callable[[Path], int]] = {
+    "write": write_million,
+    "read": read_million,
+    "verify": verify_million,
+    "replay core": lambda path: replay_million(path, Tier.CORE),
+    "replay full": lambda path: replay_million(path, Tier.FULL),
+}
 
 
 def measure_million() -> None:
@@ -201,17 +217,15 @@ def measure_million() -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         for work in WORKS:
             arguments = [sys.executable, __file__, "--work", work, f"{folder}/journal"]
-            took_s, peak = map(float, subprocess.run(arguments, check=True, stdout=subprocess.PIPE).stdout.split())
-            print(f"  {work:28} {MILLION / took_s:>12,.0f} events a second, peak {peak:.0f} MB")
-        size = (Path(folder) / "journal").stat().st_size
-        print(f"  size {size / MILLION:.1f} bytes an event")
+            printed = subprocess.run(arguments, check=True, stdout=subprocess.PIPE).stdout.split()
+            events, took_s, peak = map(float, printed)
+            print(f"  {work:28} {events / took_s:>12,.0f} events a second, peak {peak:.0f} MB", flush=True)
 
 
 def work_alone(name: str, path: Path) -> None:
-    """One step of `million`; prints seconds and the peak of memory in MB."""
+    """One step of `million`; prints events, seconds and the peak of memory in MB."""
     begun_s = perf_counter()
-    WORKS[name](path)
-    print(perf_counter() - begun_s, peak_mb())
+    print(WORKS[name](path), perf_counter() - begun_s, peak_mb())
 
 
 def peak_mb() -> float:
