@@ -41,7 +41,8 @@ def list_handoffs(
             print_document(list_document(str(journal), found))
             return
 
-        console().print(list_view(list(found), failed_only=failed))
+        out = console()
+        out.print(list_view(list(found), failed_only=failed, width=out.width))
 
 
 def _followed(reader: JournalReader, *, failed: bool, run: int | None) -> Iterator[HandoffSummary]:

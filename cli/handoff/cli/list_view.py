@@ -9,11 +9,17 @@ from rich.text import Text
 from handoff.cli.output import counted
 from handoff.journal.handoff_list import HandoffSummary
 
+NARROW_COLUMNS = 130
+"""Below this many columns the list leaves out engine and request, and shortens ids to a prefix."""
+
+_SHORTEST_PREFIX = 8
 _STYLES = {"success": "green", "open": "yellow", "interrupted": "yellow"}
 
 
-def list_view(summaries: Sequence[HandoffSummary], *, failed_only: bool = False) -> RenderableType:
-    """A table, and the totals below it."""
+def list_view(
+    summaries: Sequence[HandoffSummary], *, failed_only: bool = False, width: int = NARROW_COLUMNS
+) -> RenderableType:
+    """A table, and the totals below it, for a terminal of `width` columns."""
     if not summaries:
         return Text("no handoff failed" if failed_only else "no handoffs")
     runs = len({summary.run for summary in summaries}) > 1
@@ -21,18 +27,31 @@ def list_view(summaries: Sequence[HandoffSummary], *, failed_only: bool = False)
     table.add_column("#", justify="right", style="dim")
     if runs:
         table.add_column("run", justify="right")
+    narrow = width < NARROW_COLUMNS
     table.add_column("handoff", no_wrap=True)
-    table.add_column("engine")
-    table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=12)
-    table.add_column("opened ms", justify="right")
-    table.add_column("took ms", justify="right")
-    table.add_column("source")
-    table.add_column("destination")
+    if not narrow:
+        table.add_column("engine", no_wrap=True)
+        table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=12)
+    table.add_column("opened ms", justify="right", no_wrap=True)
+    table.add_column("took ms", justify="right", no_wrap=True)
+    table.add_column("source", no_wrap=True)
+    table.add_column("destination", no_wrap=True)
     table.add_column("what failed", ratio=1)
+    length = _prefix_length(summaries) if narrow else 0
     for summary in summaries:
-        cells = [str(summary.number), *([str(summary.run)] if runs else []), *_cells(summary)]
-        table.add_row(*cells)
+        handoff, engine, request, *rest = _cells(summary)
+        shown = [summary.handoff_id[:length]] if narrow else [handoff, engine, request]
+        table.add_row(str(summary.number), *([str(summary.run)] if runs else []), *shown, *rest)
     return Group(table, _totals(summaries))
+
+
+def _prefix_length(summaries: Sequence[HandoffSummary]) -> int:
+    """How many characters tell the ids apart, so that `handoff show` takes what is listed."""
+    ids = {summary.handoff_id for summary in summaries}
+    length = _SHORTEST_PREFIX
+    while len({each[:length] for each in ids}) < len(ids):
+        length += 1
+    return length
 
 
 def follow_line(summary: HandoffSummary) -> Text:

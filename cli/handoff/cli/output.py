@@ -1,10 +1,11 @@
 """How commands speak: Rich to people, plain text where no terminal is, one JSON document to programs."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -13,14 +14,30 @@ from handoff.journal.event import payload_to_json
 
 SHOW_PROGRESS_AFTER_S = 1.0
 PLAIN_WIDTH = 160
+_BLANKS_AT_THE_END = re.compile(r"[ ]+$", re.MULTILINE)
+
+
+class _Unpadded:
+    """A text stream without the blanks with which Rich fills up lines; for files and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_BLANKS_AT_THE_END.sub("", text))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def console() -> Console:
     """Standard output for people: colours and tables in a terminal, plain text of a fixed width elsewhere."""
     terminal = sys.stdout.isatty()
-    return Console(
-        file=sys.stdout, width=None if terminal else PLAIN_WIDTH, highlight=False, emoji=False, soft_wrap=False
-    )
+    file = sys.stdout if terminal else cast("IO[str]", _Unpadded(sys.stdout))
+    return Console(file=file, width=None if terminal else PLAIN_WIDTH, highlight=False, emoji=False, soft_wrap=False)
 
 
 def counted(number: int, noun: str) -> str:
