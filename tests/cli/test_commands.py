@@ -1,5 +1,6 @@
 """The command as users and scripts meet it: answers, documents, statuses, and one line for every mistake."""
 
+import io
 import json
 import shutil
 import signal
@@ -10,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 from jsonschema import Draft202012Validator
-from recorded_handoffs import open_handoff, record_file
+from recorded_handoffs import open_handoff, record_file, record_six
+from rich.console import Console
 
 from handoff.cli.app import run
+from handoff.cli.list_view import list_view
+from handoff.journal.handoff_list import list_handoffs
+from handoff.journal.reader import JournalReader
 from handoff.journal.sync_journal import SyncJournal
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
@@ -101,6 +106,23 @@ def test_without_a_terminal_output_is_plain_text(
     assert "\x1b" not in answer.out
 
 
+def test_without_a_terminal_no_line_ends_in_blanks(call: Call, journal: Path) -> None:
+    lines = [line for command in ("list", "why", "replay") for line in call(command, journal).out.splitlines()]
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_a_narrow_list_keeps_each_handoff_on_one_line(journal: Path) -> None:
+    with JournalReader(journal) as reader:
+        found = list(list_handoffs(reader))
+    alike = [evolve(summary, handoff_id=f"0123456789-{summary.number}") for summary in found]
+    out = Console(width=80, file=io.StringIO(), record=True)
+    out.print(list_view(alike, width=80))
+    lines = out.export_text().splitlines()
+    rows = [line for line in lines if "0123456789-" in line]
+    assert [row.split()[:2] for row in rows] == [[str(each.number), each.handoff_id] for each in alike]
+    assert "opened ms  took ms  source" in lines[0]
+
+
 def test_list_shows_each_handoff_and_what_failed(call: Call, journal: Path) -> None:
     lines = call("list", journal).out.splitlines()
     assert sum("healthy" in line for line in lines) == 2
@@ -147,6 +169,16 @@ def test_a_wrong_handoff_is_one_line(call: Call, journal: Path, name: str, reaso
     assert answer.err.startswith("error: ")
     assert answer.err.count("\n") == 1
     assert reason in answer.err
+
+
+def test_why_says_how_many_handoffs_the_journal_stops_before_the_end_of(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "running.db"
+    with SyncJournal.create(path) as journal:
+        journal.begin_run(tool="test", wall_ns=0)
+        record_six(journal)
+        journal.commit()
+        last = call("why", path).out.splitlines()[-1]
+    assert last == "2 handoffs without an end: the journal stops before it."
 
 
 def test_a_run_may_be_named_before_the_handoff(call: Call, journal: Path) -> None:
@@ -283,6 +315,14 @@ def test_a_scenario_that_cannot_be_used_is_one_line_with_file_line_and_key(call:
     assert answer.err.count("\n") == 1
     assert f"error: {scenario}, line 16: engine.num_gpu_block" in answer.err
     assert not (tmp_path / "run.db").exists()
+
+
+def test_a_journal_in_an_absent_folder_is_one_line_about_the_folder(call: Call, tmp_path: Path) -> None:
+    scenario = tmp_path / "tiny.toml"
+    scenario.write_text(SMALL)
+    answer = call("record", scenario, "--journal", tmp_path / "no" / "run.db")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == f"error: {tmp_path / 'no'}: No such file or directory\n"
 
 
 def test_an_absent_folder_is_one_line(call: Call, tmp_path: Path) -> None:

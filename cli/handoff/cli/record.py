@@ -96,7 +96,7 @@ def _write_line(stream: Any, request: SimulatedRequest) -> None:
 
 def _progress_text(progress: RecordProgress) -> str:
     stopping = ", stopping" if progress.stopping else ""
-    return f"{progress.ended:,} of {progress.arrived:,} requests ended, {progress.at_ms / 1000.0:.1f} s{stopping}"
+    return f"{progress.arrived:,} requests arrived, {progress.ended:,} ended, {progress.at_ms / 1000.0:.1f} s{stopping}"
 
 
 def _print(outcome: RecordReport, journal: Path) -> None:
@@ -106,7 +106,7 @@ def _print(outcome: RecordReport, journal: Path) -> None:
     head.append(f"{outcome.duration_ms / 1000.0:.1f} s")
     lines = [head, _statuses(outcome)]
     if outcome.reason:
-        lines.append(Text(outcome.reason, style="yellow"))
+        lines.append(Text(f"reason: {outcome.reason}", style="yellow"))
     lines += [Text(f"this fault struck nothing: {fault}", style="yellow") for fault in outcome.never_struck]
     console().print(Group(*lines))
 

@@ -6,8 +6,9 @@ from handoff.cli.arguments import AnyHandoff, JournalFile, JsonOutput
 from handoff.cli.output import console, print_document, progress
 from handoff.cli.why_view import why_view
 from handoff.journal.examination import examine
+from handoff.journal.handoff_list import list_handoffs
 from handoff.journal.postmortem import explain, why_document
-from handoff.journal.reader import JournalReader
+from handoff.journal.reader import HandoffRecord, JournalReader
 
 EXAMPLE = "handoff why run.db"
 
@@ -26,10 +27,18 @@ def why(
         examined = examine(reader, on_row=on_row, only=[each.number for each in chosen or ()])
         postmortems = list(explain(reader, examined, chosen))
         total = 1 if handoff else sum(1 for _ in reader.handoffs())
+        still_open = _still_open(reader, chosen)
     elsewhere = tuple(finding for finding in examined.findings if not finding.handoffs and handoff is None)
     if json:
         print_document(why_document(str(journal), postmortems, elsewhere))
     else:
-        console().print(why_view(postmortems, total, elsewhere))
+        console().print(why_view(postmortems, total, elsewhere, still_open))
     if elsewhere or any(not postmortem.healthy for postmortem in postmortems):
         raise typer.Exit(1)
+
+
+def _still_open(reader: JournalReader, chosen: list[HandoffRecord] | None) -> int:
+    """How many handoffs a run without an end, killed or still recording, left open."""
+    unended = {record.run for record in reader.runs() if record.state is None}
+    asked = reader.handoffs() if chosen is None else chosen
+    return sum(summary.open for summary in list_handoffs(reader, [each for each in asked if each.run in unended]))

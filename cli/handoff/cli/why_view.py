@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from handoff.cli.output import counted
@@ -16,12 +17,26 @@ from handoff.journal.postmortem import PostMortem
 _CITATION = re.compile(r"\[#\d+\]")
 
 
-def why_view(examined: Sequence[PostMortem], total: int, elsewhere: Sequence[Finding] = ()) -> RenderableType:
-    """What is wrong beside all handoffs, each post-mortem in turn, then how often each root cause came up."""
+def why_view(
+    examined: Sequence[PostMortem], total: int, elsewhere: Sequence[Finding] = (), still_open: int = 0
+) -> RenderableType:
+    """What is wrong beside all handoffs, each post-mortem in turn, then how often each root cause came up.
+
+    Args:
+        examined: the post-mortems.
+        total: how many handoffs were examined.
+        elsewhere: the findings about no handoff.
+        still_open: how many of the handoffs have no end because the journal ends before them.
+    """
     parts: list[RenderableType] = [_finding(finding, root=True) for finding in elsewhere]
     for postmortem in sorted(examined, key=_cause):
         parts += [_postmortem(postmortem), Text()]
-    parts.append(_summary(examined, total))
+    summary = _summary(examined, total)
+    if still_open:
+        summary.append(
+            f"\n{counted(still_open, 'handoff')} without an end: the journal stops before it.", style="yellow"
+        )
+    parts.append(summary)
     return Group(*parts)
 
 
@@ -52,12 +67,14 @@ def _postmortem(postmortem: PostMortem) -> Group:
 
 def _finding(finding: Finding, *, root: bool) -> Padding:
     mark, style = ("■ ", "bold red") if root else ("└ ", "yellow")
-    text = Text.assemble((mark, style), (finding.code, style), "  ", _cited(finding.sentence))
+    text = Text.assemble((finding.code, style), "  ", _cited(finding.sentence))
     if finding.certainty != "proved":
         text.append(f"  {finding.certainty}", style="magenta")
     if finding.would_settle:
         text.append(f"; to settle it: {finding.would_settle}", style="dim")
-    return Padding(text, (0, 0, 0, 2 if root else 4), expand=False)
+    marked = Table.grid()
+    marked.add_row(Text(mark, style), text)
+    return Padding(marked, (0, 0, 0, 2 if root else 4), expand=False)
 
 
 def _cited(sentence: str) -> Text:

@@ -57,7 +57,7 @@ class FileLock:
 
         Raises:
             JournalBusy: another writer has it.
-            OSError: the lock file cannot be created.
+            OSError: the folder does not exist or cannot be written.
         """
         self.path = journal
         self.inherited = False
@@ -69,7 +69,10 @@ class FileLock:
 
     def _take(self) -> int:
         while True:
-            file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:  # about the folder; nobody has heard of the lock file
+                raise OSError(error.errno, error.strerror, str(self.path.parent)) from error
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(file), os.stat(self._lock_path)):

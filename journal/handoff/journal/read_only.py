@@ -96,7 +96,7 @@ def _check_magic(path: Path, real: Path) -> None:
         raise JournalUnreadable(path, "it is empty", "nothing was recorded: remove it")
     if magic != _MAGIC:
         raise JournalUnreadable(
-            path, "it is no SQLite database", "name a journal, or use `handoff verify` if it was one"
+            path, "it is no SQLite database", "name a journal, or use `handoff salvage` if it was one"
         )
 
 
