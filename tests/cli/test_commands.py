@@ -17,7 +17,9 @@ from recorded_handoffs import open_handoff, record_file, record_six
 from rich.console import Console
 
 from handoff.cli.app import run
+from handoff.cli.ladder_view import ladder_view
 from handoff.cli.list_view import list_view
+from handoff.journal.chronicle import chronicles
 from handoff.journal.handoff_list import list_handoffs
 from handoff.journal.reader import JournalReader
 from handoff.journal.sync_journal import SyncJournal
@@ -121,6 +123,16 @@ def test_a_narrow_list_keeps_each_handoff_on_one_line(journal: Path) -> None:
     rows = [line for line in lines if "0123456789-" in line]
     assert [row.split()[:2] for row in rows] == [[str(each.number), each.handoff_id] for each in alike]
     assert "opened ms  took ms  source" in lines[0]
+
+
+def test_a_narrow_ladder_cuts_no_word(journal: Path) -> None:
+    with JournalReader(journal) as reader:
+        (chronicle,) = chronicles(reader, [reader.find_handoff("timed-out")])
+    out = Console(width=80, file=io.StringIO(), record=True)
+    out.print(ladder_view(chronicle, width=80))
+    text = out.export_text()
+    assert "…" not in text
+    assert any(line.split()[-2:] == ["lane", "what"] for line in text.splitlines())
 
 
 def test_list_shows_each_handoff_and_what_failed(call: Call, journal: Path) -> None:

@@ -9,6 +9,9 @@ from handoff.journal.chronicle import Chronicle
 from handoff.journal.findings import findings_of
 from handoff.journal.ladder import Lane, Rung, Weight, ladder_of
 
+NARROW_COLUMNS = 110
+"""Below this many columns the lanes stand in one column, each row with the name of its lane."""
+
 _WIRE_WIDTH = 38
 _STYLES = {
     Weight.QUIET: "dim",
@@ -20,8 +23,8 @@ _STYLES = {
 }
 
 
-def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableType:
-    """The ladder, headed by who it is; bookkeeping is left out unless every row is asked for.
+def ladder_view(chronicle: Chronicle, *, all_rows: bool = False, width: int = NARROW_COLUMNS) -> RenderableType:
+    """The ladder for `width` columns, headed by who it is; bookkeeping is left out unless every row is asked for.
 
     Rows that a finding about this handoff alone rests on are marked and never left out.
     """
@@ -30,19 +33,15 @@ def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableTy
     rungs = [
         rung for rung in ladder_of(chronicle) if all_rows or rung.weight is not Weight.QUIET or rung.event.seq in marked
     ]
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column("row", justify="right", style="cyan", no_wrap=True)
-    table.add_column("source", ratio=5)
-    table.add_column("wire", justify="center", width=_WIRE_WIDTH)
-    table.add_column("destination", ratio=5)
+    narrow = width < NARROW_COLUMNS
+    table = _table(narrow=narrow)
     last_ms: float | None = None
     for rung in rungs:
         at_ms = rung.event.at_ms
         time = "" if at_ms == last_ms else f"{at_ms:.3f}"
         last_ms = at_ms
         mark = Text("▌", "bold red") if rung.event.seq in marked else Text(" ")
-        table.add_row(time, Text.assemble(mark, f"#{rung.event.seq}"), *_lanes(rung))
+        table.add_row(time, Text.assemble(mark, f"#{rung.event.seq}"), *(_one_lane(rung) if narrow else _lanes(rung)))
     hidden = len(chronicle.events) - len(rungs)
     parts: list[RenderableType] = [_heading(chronicle), Text(), table]
     if hidden:
@@ -51,6 +50,20 @@ def ladder_view(chronicle: Chronicle, *, all_rows: bool = False) -> RenderableTy
         codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
         parts.append(Text.assemble("\n", ("▌", "bold red"), " marks the rows of ", (codes, "red"), "; see handoff why"))
     return Group(*parts)
+
+
+def _table(*, narrow: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("row", justify="right", style="cyan", no_wrap=True)
+    if narrow:
+        table.add_column("lane", style="dim", no_wrap=True)
+        table.add_column("what")
+    else:
+        table.add_column("source")
+        table.add_column("wire", justify="center", width=_WIRE_WIDTH)
+        table.add_column("destination")
+    return table
 
 
 def _heading(chronicle: Chronicle) -> Text:
@@ -81,6 +94,11 @@ def _lanes(rung: Rung) -> tuple[Text, Text, Text]:
             return none, none, text
         case Lane.BOTH:
             return none, text, none
+
+
+def _one_lane(rung: Rung) -> tuple[str, Text]:
+    lane = {Lane.SOURCE: "source", Lane.DESTINATION: "destination", Lane.BOTH: ""}[rung.lane]
+    return lane, Text(" ").join(text for text in _lanes(rung) if text)
 
 
 def _arrow(rung: Rung) -> Text:

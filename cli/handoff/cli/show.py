@@ -29,4 +29,5 @@ def show(
         print_document(show_document(str(journal), chronicle))
         return
 
-    console().print(ladder_view(chronicle, all_rows=all_rows))
+    out = console()
+    out.print(ladder_view(chronicle, all_rows=all_rows, width=out.width))
