@@ -45,7 +45,7 @@ _DECLARING = frozenset(
     kind.value for kind in (Kind.HANDOFF_OPENED, Kind.ACTOR_STARTED, Kind.RUN_STARTED, Kind.RUN_ENDED, Kind.RUN_RESUMED)
 )
 _LAWFUL = verdict_kinds(OutcomeOffered) | verdict_kinds(FactOffered) | verdict_kinds(HandoffStarted)
-_ROOM = 65536
+_ROOM = 8192
 _VERDICT = COLUMNS.index("verdict")
 
 

@@ -11,7 +11,7 @@ them with the cause like everything else.
 """
 
 from collections.abc import Callable, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cache, lru_cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -19,7 +19,7 @@ import attrs
 from attrs import frozen
 from cattrs import Converter, transform_error
 
-from handoff.journal.event import Event, RowFields, payload_to_json
+from handoff.journal.event import Event, RowFields, payload_from_json, payload_to_json
 from handoff.journal.terms import TERM_CODE, ActorKind, Kind
 from handoff.journal.vocabulary import Verdict
 
@@ -55,6 +55,7 @@ class RowClass:
         cls: the attrs class.
         kinds: the row kind, by verdict where it depends on it.
         columns: for each of the typed columns whether the class has such a field.
+        column_names: those that it has.
         payload: names of the fields kept in the payload, with the default that is left out.
         inherited: names of the fields taken from the cause when there is one.
     """
@@ -62,6 +63,7 @@ class RowClass:
     cls: type
     kinds: Kinds
     columns: tuple[bool, ...]
+    column_names: tuple[str, ...]
     payload: tuple[tuple[str, Any], ...]
     inherited: frozenset[str]
     types: Mapping[str, Any]
@@ -94,6 +96,7 @@ def row(kinds: Kinds, *, actors: tuple[ActorKind, ...] = (), inherited: tuple[st
             cls=cls,
             kinds=kinds,
             columns=tuple(column in names for column in _COLUMN_FIELDS),
+            column_names=tuple(column for column in _COLUMN_FIELDS if column in names),
             payload=tuple((f.name, f.default) for f in attrs.fields(cls) if f.name not in (*_COLUMN_FIELDS, _HANDOFF)),
             inherited=frozenset(inherited),
             types=get_type_hints(cls),
@@ -177,33 +180,40 @@ def decode(event: Event, actor: ActorKind | None = None, cause: object | None = 
     if spec is None:
         raise UnreadableRow(event.seq, f"an actor of kind {actor} has no rows of kind {event.kind}")
     try:
-        stored = dict(event.payload)
-        for column, present in zip(_COLUMN_FIELDS, spec.columns, strict=True):
+        stored = {} if event.payload_json is None else payload_from_json(event.payload_json)
+        for column in spec.column_names:
             item = getattr(event, column)
-            if present and item is not None:
+            if item is not None:
                 stored[column] = item
-        if _HANDOFF in spec.types and event.handoff is not None:
+        if event.handoff is not None and _HANDOFF in spec.types:
             stored[_HANDOFF] = event.handoff
-        given = {
-            name: _as_declared(getattr(cause, name), spec.types[name])
-            for name in spec.inherited
-            if hasattr(cause, name)
-        }
+        given = {} if cause is None else _inherited(spec, cause)
         for name in given:
             stored.pop(name, None)
         readers = _readers(spec.cls)
-        own = {
-            name: readers[name](item, spec.types[name]) if name in readers else item for name, item in stored.items()
-        }
+        own = {name: readers[name](item) if name in readers else item for name, item in stored.items()}
         return spec.cls(**own, **given)
     except Exception as error:
         raise UnreadableRow(event.seq, _readable(error)) from error
 
 
+def _inherited(spec: RowClass, cause: object) -> dict[str, Any]:
+    return {
+        name: _as_declared(getattr(cause, name), spec.types[name]) for name in spec.inherited if hasattr(cause, name)
+    }
+
+
 @cache
-def _readers(cls: type) -> dict[str, Callable[[Any, Any], Any]]:
+def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
     """How each field of a class is read; looked up once, since a journal has millions of rows."""
-    return {name: converter.get_structure_hook(hint) for name, hint in _BY_CLASS[cls].types.items()}
+    return {name: _reader(hint) for name, hint in _BY_CLASS[cls].types.items()}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint
+    structure = converter.get_structure_hook(hint)
+    return lambda item: structure(item, hint)
 
 
 def _as_declared(item: Any, declared: Any) -> Any:
