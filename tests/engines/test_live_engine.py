@@ -241,7 +241,7 @@ def test_canceling_a_running_request_ends_its_stream(trio_run: Any) -> None:
     trio_run(main)
 
 
-def test_full_output_stream_is_canceled_without_blocking_others(trio_run: Any) -> None:
+def test_full_output_stream_is_cancelled_without_blocking_others(trio_run: Any) -> None:
     async def main() -> None:
         settings = fixture_settings(speedup_ratio=1.0, decode_speedup_ratio=1.0)
         passes: list[object] = []  # an engine whose passes are watched delivers after each of them
