@@ -1,5 +1,6 @@
 """`handoff simulate` as users and scripts meet it."""
 
+import io
 import json
 import os
 import re
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from rich.console import Console
 
 from handoff.cli.app import run
+from handoff.cli.simulate_view import simulate_view
+from handoff.engines.scenario import load_scenario
+from handoff.engines.simulation import simulate as run_simulation
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "simulate.schema.json"
 SCENARIO = """
@@ -40,6 +45,17 @@ def scenario(folder: Path, count: int = 40, extra: str = "") -> Path:
     path = folder / "small.toml"
     path.write_text(SCENARIO.format(count=count, extra=extra))
     return path
+
+
+def test_a_narrow_terminal_gets_fewer_columns_of_whole_figures(tmp_path: Path) -> None:
+    simulation = run_simulation(load_scenario(scenario(tmp_path)))
+    out = Console(width=80, file=io.StringIO(), record=True)
+    out.print(simulate_view(simulation, width=80))
+    lines = out.export_text().splitlines()
+    assert lines[2].split() == ["mean", "median", "p90", "p99"]
+    (first,) = [line for line in lines if line.startswith("first token, ms")]
+    expected = [f"{simulation.report[f'{column}_ttft_ms']:,.3f}" for column in lines[2].split()]
+    assert first.removeprefix("first token, ms").split() == expected
 
 
 def test_people_get_a_table_and_files_get_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

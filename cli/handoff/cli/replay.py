@@ -11,9 +11,9 @@ from handoff.cli.divergence_view import divergence_view
 from handoff.cli.output import console, print_document, progress
 from handoff.cli.replay_view import replay_view
 from handoff.journal.reader import JournalReader
+from handoff.journal.replay_report import ReplayReport, replay_document
 from handoff.journal.replayer import MACHINES, Tier
 from handoff.journal.replayer import replay as replay_journal
-from handoff.journal.replay_report import ReplayReport, replay_document
 from handoff.journal.step import MachineFactory
 from handoff.journal.terms import ActorKind
 

@@ -60,7 +60,8 @@ def simulate(
     if json:
         print_document(_document(simulation))
     else:
-        console().print(simulate_view(simulation))
+        out = console()
+        out.print(simulate_view(simulation, width=out.width))
     if simulation.interrupted:
         raise typer.Exit(INTERRUPTED)
     if simulation.stalls:

@@ -9,8 +9,8 @@ from html import escape
 
 from handoff.cli.simulate_view import COLUMNS, FIGURES
 from handoff.engines.run_chart import LoadSample, RunChart, WorkerLane
-from handoff.engines.simulation import Simulation
 from handoff.engines.simulated_request import SimulatedRequest
+from handoff.engines.simulation import Simulation
 
 _WIDTH, _HEIGHT = 720, 180
 _LEFT, _BOTTOM, _TOP = 56, 24, 10

@@ -18,12 +18,16 @@ FIGURES = {
 """Distributions by their report name, and what people call them."""
 
 COLUMNS = ("mean", "min", "median", "p75", "p90", "p95", "p99", "max", "std")
+NARROW_COLUMNS = 125
+"""Below this many columns of a terminal the table keeps `_FEWER_COLUMNS` only; the report has them all."""
+
+_FEWER_COLUMNS = ("mean", "median", "p90", "p99")
 
 
-def simulate_view(simulation: Simulation) -> RenderableType:
-    """Counts and rates, a table of distributions, and what went wrong."""
+def simulate_view(simulation: Simulation, *, width: int = NARROW_COLUMNS) -> RenderableType:
+    """Counts and rates, a table of distributions, and what went wrong, for a terminal of `width` columns."""
     report = simulation.report
-    parts: list[RenderableType] = [_counts(simulation), Text(), _distributions(simulation), Text()]
+    parts: list[RenderableType] = [_counts(simulation), Text(), _distributions(simulation, width), Text()]
     rates = Text()
     rates.append(f"{report['request_throughput_rps']:,.2f} requests/s", style="bold")
     rates.append(f", {report['output_throughput_tok_s']:,.0f} output tokens/s, ")
@@ -54,13 +58,14 @@ def _counts(simulation: Simulation) -> Text:
     return text
 
 
-def _distributions(simulation: Simulation) -> Table:
+def _distributions(simulation: Simulation, width: int) -> Table:
+    columns = COLUMNS if width >= NARROW_COLUMNS else _FEWER_COLUMNS
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     for figure, name in FIGURES.items():
-        table.add_row(name, *(f"{simulation.report[f'{column}_{figure}']:,.3f}" for column in COLUMNS))
+        table.add_row(name, *(f"{simulation.report[f'{column}_{figure}']:,.3f}" for column in columns))
     return table
 
 
