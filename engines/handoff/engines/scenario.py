@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from handoff.engines.engine_settings import EngineSettings, InvalidSetting
 from handoff.engines.table_reader import ScenarioError, TableReader, suggestion
-from handoff.journal.vocabulary import ActionName, EngineType, FactName, OutcomeName, WorkerRole
+from handoff.journal.vocabulary import ActionName, EngineType, FactName, WorkerRole
 
 __all__ = [
     "Cluster",
@@ -103,8 +103,8 @@ FRAME_NAMES = (
 
 _NAMES_AT: dict[FaultPlace, tuple[str, ...]] = {
     FaultPlace.ACTION: tuple(ActionName),
-    # An outcome is named by what it answers: `outcome:activate_destination` is the answer to that action.
-    FaultPlace.OUTCOME: (*ActionName, *OutcomeName),
+    # An outcome is named by the action that it answers; nobody answers a completion.
+    FaultPlace.OUTCOME: tuple(name for name in ActionName if name is not ActionName.COMPLETE),
     FaultPlace.FACT: tuple(FactName),
     FaultPlace.FRAME: FRAME_NAMES,
     FaultPlace.REQUEST: (),
