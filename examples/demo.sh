@@ -33,5 +33,6 @@ say "5. The failed run replays exactly, too: this file is all that a colleague n
 run handoff replay out/lost-ack.db --tier full
 
 say "The journals are out/chat.db and out/lost-ack.db. Go on with:"
+echo "   . .venv/bin/activate                                 puts the commands on your path"
 echo "   handoff show out/lost-ack.db HANDOFF                 the rows of one handoff as a ladder (any unique prefix of its id)"
 echo "   sqlite-utils rows out/lost-ack.db handoffs           the same facts for SQL"
