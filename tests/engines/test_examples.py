@@ -12,8 +12,8 @@ from recorded_steps import MACHINES
 from handoff.engines.record import record_scenario
 from handoff.engines.scenario import load_scenario
 from handoff.journal.reader import JournalReader
-from handoff.journal.replayer import replay
 from handoff.journal.replay_report import Tier
+from handoff.journal.replayer import replay
 from handoff.journal.vocabulary import TerminalStatus
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from recorded_steps import MACHINES
 
 from handoff.journal.declarations import RunEnded
 from handoff.journal.reader import JournalReader
-from handoff.journal.replayer import replay
 from handoff.journal.replay_report import ReplayReport, Tier
+from handoff.journal.replayer import replay
 from handoff.journal.row_codec import decode
 from handoff.journal.terms import EndState
 from handoff.journal.verify import verify_journal

@@ -13,8 +13,8 @@ from handoff.journal.foreign_lines import read_foreign
 from handoff.journal.importer import import_lines
 from handoff.journal.line_files import LinesUnreadable
 from handoff.journal.reader import JournalReader
-from handoff.journal.replayer import replay
 from handoff.journal.replay_report import Tier
+from handoff.journal.replayer import replay
 from handoff.journal.row_codec import decode
 from handoff.journal.sync_journal import SyncJournal
 from handoff.journal.terms import Kind

@@ -9,8 +9,8 @@ from handoff.engines.machines import MACHINES
 from handoff.journal.event import Event
 from handoff.journal.event_source import EventList
 from handoff.journal.port import ActorHandle, MemoryJournal
-from handoff.journal.replayer import replay
 from handoff.journal.replay_report import ReplayReport, Tier
+from handoff.journal.replayer import replay
 from handoff.journal.step import Step
 
 
