@@ -8,6 +8,7 @@ decides otherwise. What goes unnoticed is counted by kind, and each such kind is
 
 import shutil
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -128,8 +129,9 @@ UNNOTICED_LIVE: dict[str, str] = {
 """The same for a live run, in which engines, permits, rendezvous and conductor are re-executed too."""
 
 
-def test_full_replay_of_a_live_run_notices_whatever_a_decision_depends_on() -> None:
-    live = record_in_memory(small_scenario(), sessions(4)).events
+def falsified_live_run(handoffs: int) -> tuple[int, Counter[tuple[str, str]]]:
+    """Every row of a live run, falsified in every way: how many ways there were, and which replay did not notice."""
+    live = record_in_memory(small_scenario(), sessions(handoffs)).events
     assert replay(EventList(live), Tier.FULL, ALL_MACHINES).agrees
     unnoticed: Counter[tuple[str, str]] = Counter()
     tried = 0
@@ -141,6 +143,11 @@ def test_full_replay_of_a_live_run_notices_whatever_a_decision_depends_on() -> N
                 unnoticed[event.kind, alteration.value] += 1
             elif not is_root(event):
                 assert report.divergences[0].kind in EXPECTED_CLASS[alteration], (event, alteration)
+    return tried, unnoticed
+
+
+def test_full_replay_of_a_live_run_notices_whatever_a_decision_depends_on() -> None:
+    tried, unnoticed = falsified_live_run(4)
     print(f"{tried} alterations, {unnoticed.total()} unnoticed: {dict(sorted(unnoticed.items()))}")
     assert {kind for kind, _ in unnoticed} <= set(UNNOTICED_LIVE)
 
@@ -245,3 +252,15 @@ def test_verify_notices_everything(run: Path, events: tuple[Event, ...], share: 
         report = verify_journal(copy)
         assert report.state is VerifyState.DAMAGED, (event, alteration, report)
         assert report.last_trustworthy_seq < event.seq + 1
+
+
+def main(handoffs: int) -> None:
+    """Print the whole matrix of a live run: `PYTHONPATH=tests/support python tests/test_tampering.py 20`."""
+    tried, unnoticed = falsified_live_run(handoffs)
+    print(f"{tried} alterations of a live run of {handoffs} handoffs, {unnoticed.total()} unnoticed")
+    for (kind, alteration), count in sorted(unnoticed.items()):
+        print(f"  {kind:18} {alteration:18} {count:5}   {UNNOTICED_LIVE[kind]}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
