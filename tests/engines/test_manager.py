@@ -11,6 +11,7 @@ from recorded_steps import assert_replays
 
 from handoff.engines.connection import BootstrapConnection
 from handoff.engines.identity import HandoffIdentity
+from handoff.engines.manager import _Waiting
 from handoff.engines.wire import Registration, Wire
 from handoff.engines.wire_messages import OVERLOADED
 from handoff.journal.port import JournalFailed, MemoryJournal
@@ -185,3 +186,23 @@ def test_a_journal_that_fails_lets_nobody_in_any_more(schedule: int) -> None:
             assert pair.context.shutdown.is_set
 
     with_stopped_journal(schedule, scenario)
+
+
+@schedules
+def test_a_tear_down_that_overtakes_the_watchers_release_leaves_no_session_waiting(schedule: int) -> None:
+    """A pair is found, and all is torn down before the watcher of its connection has run: both cancel it at once."""
+    journal = MemoryJournal()
+    connection, _peer = deaf_connection(identity_of(83_001, 83_101))
+
+    async def scenario() -> None:
+        async with prefill_worker(journal) as (_nursery, pair):
+            waiting = _Waiting(destination=connection, watch=trio.CancelScope())
+            assert waiting.watch is not None
+            async with trio.open_nursery() as torn_down:
+                torn_down.start_soon(pair.manager._watch, waiting, waiting.watch, 1)
+                await trio.testing.wait_all_tasks_blocked()
+                waiting.stop_watching()
+                torn_down.cancel_scope.cancel()
+            assert waiting.unwatched.is_set()
+
+    run_scheduled(schedule, scenario)

@@ -453,13 +453,15 @@ class SourceHandoffManager:
         """See a pending destination leave."""
         assert waiting.destination is not None
         seen: RendezvousInput | None = None
-        with scope:
-            try:
-                await waiting.destination.wait_peer_closed()
-                seen = PeerClosed(handoff)
-            except (WireError, TransportError) as error:
-                seen = TransportFailed(str(error), handoff)
-        waiting.unwatched.set()
+        try:
+            with scope:
+                try:
+                    await waiting.destination.wait_peer_closed()
+                    seen = PeerClosed(handoff)
+                except (WireError, TransportError) as error:
+                    seen = TransportFailed(str(error), handoff)
+        finally:  # a tear-down passes through `scope`, and a session may wait for this behind a shield
+            waiting.unwatched.set()
         if seen is not None:
             self._offer(seen)
 
