@@ -206,3 +206,18 @@ def test_a_tear_down_that_overtakes_the_watchers_release_leaves_no_session_waiti
             assert waiting.unwatched.is_set()
 
     run_scheduled(schedule, scenario)
+
+
+@schedules
+def test_a_manager_that_is_torn_down_takes_no_connection_that_nobody_would_close(schedule: int) -> None:
+    journal = MemoryJournal()
+    connection, _peer = deaf_connection(identity_of(84_001, 84_101))
+
+    async def scenario() -> None:
+        async with prefill_worker(journal) as (nursery, pair):
+            nursery.cancel_scope.cancel()
+        await pair.manager.wait_closed()
+        with pytest.raises(trio.BrokenResourceError):
+            pair.arrivals.send_nowait(connection)
+
+    run_scheduled(schedule, scenario)

@@ -226,6 +226,7 @@ class SourceHandoffManager:
                 nursery.cancel_scope.cancel()
         finally:
             self._reject_everybody()
+            self._incoming.close()  # a server that still runs closes what it would have queued
             with trio.CancelScope(shield=True):
                 await self._abandon_errands()
             self._closed.set()
