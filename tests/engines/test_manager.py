@@ -100,6 +100,27 @@ def test_a_pending_pair_of_strangers_is_told_at_shutdown(schedule: int) -> None:
 
 
 @schedules
+def test_a_destination_that_the_server_turned_away_leaves_its_waiting_source_alone(schedule: int) -> None:
+    journal = MemoryJournal()
+
+    async def scenario() -> None:
+        async with prefill_worker(journal) as (_nursery, pair):
+            pair.register_source()
+            await pair.manager.wait_for_pending_source(pair.identity.handoff_id)
+            connection, _destination = connection_pair(pair.identity, SOURCE_FIRST)
+            pair.manager.note_overloaded(connection)
+            await trio.testing.wait_all_tasks_blocked()
+            await pair.manager.wait_for_pending_source(pair.identity.handoff_id)
+            pair.context.shutdown.set()
+            assert "shutting down" in ((await pair.completion.wait()).error or "")
+
+    run_scheduled(schedule, scenario)
+    assert_replays(journal)
+    (full,) = rows_of(journal, "queue_full")
+    assert full.payload["side"] == "destination"
+
+
+@schedules
 def test_a_destination_that_the_server_turned_away_leaves_a_row(schedule: int) -> None:
     journal = MemoryJournal()
 

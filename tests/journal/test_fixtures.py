@@ -147,7 +147,7 @@ def test_a_finding_that_is_not_there_is_one_error_line(exported, capsys):
 
 
 def pytest_on(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "handoff.journal.pytest_plugin", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, *options, "."], cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )

@@ -338,6 +338,8 @@ class SourceHandoffManager:
                 waiting = self._waiting.pop(effect.handoff)
                 waiting.stop_watching()
                 self._add_errand(last, _Begin(waiting, row, effect.handoff))
+            case Rejected() if effect.reason is Reason.QUEUE_FULL:
+                pass  # whoever had no place for it has told it; who waits here under its name is another
             case Rejected():
                 self._turn_away(last, effect, refused or self._waiting.get(effect.handoff))
             case RejectionDropped():
@@ -353,8 +355,7 @@ class SourceHandoffManager:
                 pass  # said for readers
 
     def _turn_away(self, last: Seq, rejected: Rejected, concerned: _Waiting | None) -> None:
-        if concerned is None:
-            return  # never taken: its caller was told at once
+        assert concerned is not None
         if rejected.side is Side.SOURCE:
             assert concerned.source is not None
             self._add_errand(last, _Answer(concerned.source, HandoffResult(rejected.message)))
