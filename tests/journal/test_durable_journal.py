@@ -376,6 +376,29 @@ def test_simulated_runs_commit_every_4096_rows_where_they_are(tmp_path: Path) ->
         assert journal.durable_seq == COMMIT_ROWS
 
 
+def test_waiters_are_told_of_a_failed_commit_even_if_the_file_cannot_be_given_up(
+    tmp_path: Path, trio_run: TRIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        journal = Journal.create(tmp_path / "journal")
+        journal.begin_run(tool="test", wall_ns=1)
+        await journal.durable(journal.annotate(Note("durable"), 1.0))
+        break_next_commit(journal)
+        given_up = journal._file.fail
+
+        def give_up_badly() -> None:
+            given_up()
+            raise OSError("the lock is gone")
+
+        monkeypatch.setattr(journal._file, "fail", give_up_badly)
+        with trio.fail_after(5), pytest.raises(JournalFailed):
+            await journal.durable(journal.annotate(Note("x" * 10_000), 1.0))
+        with pytest.raises(JournalFailed):
+            journal.close()
+
+    trio_run(main, clock=None)
+
+
 def test_a_failed_commit_of_a_simulated_run_is_raised_and_final(tmp_path: Path) -> None:
     journal = SyncJournal.create(tmp_path / "journal")
     journal.begin_run(tool="test", wall_ns=1)

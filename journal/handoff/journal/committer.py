@@ -82,8 +82,12 @@ class Committer:
                 self._file.commit(rows)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is the end of the journal
                 self.failure = error
-                self._file.fail()
-                self._pending = []
+                with contextlib.suppress(
+                    Exception
+                ):  # a file that cannot even be given up: its waiters are told all the same
+                    self._file.fail()
+                with self._lock:
+                    self._pending = []
                 self.told()
                 return
             self.durable_seq = self._file.last_seq
