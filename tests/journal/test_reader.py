@@ -355,3 +355,10 @@ def test_memory_and_file_give_the_same_events(tmp_path: Path) -> None:
             keeper.end_run(EndState.FINISHED, 9.0)
     with JournalReader(tmp_path / "journal") as reader:
         assert list(reader.events()) == memory.events
+
+
+def test_a_pipe_is_refused_without_waiting_for_its_other_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.db"
+    os.mkfifo(pipe)
+    with pytest.raises(JournalUnreadable, match="it is a pipe or a device"):
+        JournalReader(pipe)

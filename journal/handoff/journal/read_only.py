@@ -87,6 +87,8 @@ def _check_magic(path: Path, real: Path) -> None:
     """Refuse what is no SQLite database, in words that SQLite would not find."""
     if is_held_here(real):
         return
+    if real.exists() and not real.is_file() and not real.is_dir():  # opening a pipe would wait for its other end
+        raise JournalUnreadable(path, "it is a pipe or a device", "name a file")
     try:
         with real.open("rb") as file:
             magic = file.read(len(_MAGIC))
