@@ -69,8 +69,11 @@ def test_turns_follow_each_other_and_reuse_their_prefix() -> None:
 
 def test_a_request_without_a_permit_fails_at_once_and_says_so() -> None:
     scenario = small_scenario()
-    scenario = evolve(scenario, prefill=evolve(scenario.prefill, max_num_seqs=1))
-    run = record_in_memory(scenario, sessions(4), in_flight=4)
+    one_at_a_time = {
+        "prefill": evolve(scenario.prefill, max_num_seqs=1),
+        "decode": evolve(scenario.decode, max_num_seqs=1),  # so that none of the refused ones crowds the server
+    }
+    run = record_in_memory(evolve(scenario, **one_at_a_time), sessions(4), in_flight=4)
     refused = [request for request in run.requests if request.status is TerminalStatus.FAILED]
     assert refused
     assert all("handoff session limit reached" in (request.failure or "") for request in refused)
