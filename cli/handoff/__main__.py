@@ -9,8 +9,10 @@ import sys
 
 def main() -> None:
     """Run the command with the process's arguments and leave with its status."""
-    from handoff.cli.app import run  # noqa: PLC0415 - what the help needs not is not imported for it
-
+    try:
+        from handoff.cli.app import run  # noqa: PLC0415 - what the help needs not is not imported for it
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -595,3 +597,29 @@ def test_a_time_that_is_no_number_is_refused_before_it_is_numbered() -> None:
     with pytest.raises(ValueError, match="not NaN"):
         journal.annotate(Note("x"), float("nan"))
     assert journal.last_seq == 0
+
+
+def test_a_pipe_is_left_alone(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(JournalUnreadable, match="a pipe or a device"):
+        SyncJournal.create(pipe)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_disk_without_room_for_a_beginning_is_a_failed_journal_and_leaves_nothing(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\n"
+        "from handoff.journal.port import JournalFailed\n"
+        "from handoff.journal.sync_journal import SyncJournal\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "try:\n"
+        "    SyncJournal.create(sys.argv[1])\n"
+        "except JournalFailed as failed:\n"
+        "    print(failed.last_durable_seq)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "journal")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (answer.stdout, answer.stderr) == ("0\n", "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """What `salvage` keeps of a wreck, and what the new journal says about the rest."""
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from handoff.journal.errors import JournalUnreadable
 from handoff.journal.event import Event
 from handoff.journal.page_scan import PageScan
 from handoff.journal.reader import JournalReader
+from handoff.journal.receipt import receipt_path
 from handoff.journal.salvage import SalvageReport, salvage_journal
 from handoff.journal.verify import VerifyState, verify_journal
 
@@ -185,3 +187,15 @@ def test_the_wreck_is_not_changed(tmp_path: Path) -> None:
     before = contents(killed)
     salvage_journal(killed, tmp_path / "new")
     assert contents(killed) == before
+
+
+def test_a_pipe_is_refused_as_a_wreck_and_as_a_receipt(journal: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(JournalUnreadable, match="a pipe or a device"):
+        salvage_journal(pipe, tmp_path / "new")
+    receipt_path(journal).unlink()
+    os.mkfifo(receipt_path(journal))
+    with pytest.raises(JournalUnreadable, match="its receipt cannot be read"):
+        salvage_journal(journal, tmp_path / "new")
+    assert not (tmp_path / "new").exists()

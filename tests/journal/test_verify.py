@@ -1,5 +1,6 @@
 """What `verify` says of journals that were damaged, cut, copied in part, or are open."""
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -328,3 +329,17 @@ def test_only_what_is_wrong_or_lost_is_a_fault(long_journal: Path, tmp_path: Pat
         assert verify_journal(copy).faulty
     long_journal.write_bytes(long_journal.read_bytes()[:-1])
     assert verify_journal(long_journal).faulty
+
+
+def test_a_pipe_as_receipt_is_refused_instead_of_waited_for(long_journal: Path) -> None:
+    receipt_path(long_journal).unlink()
+    os.mkfifo(receipt_path(long_journal))
+    with pytest.raises(JournalUnreadable, match="its receipt cannot be read"):
+        verify_journal(long_journal)
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loop"
+    path.symlink_to(path)
+    with pytest.raises(JournalUnreadable, match="symbolic links"):
+        verify_journal(path)

@@ -1,5 +1,6 @@
 """What a user did wrong, as one line on standard error and an exit status."""
 
+import errno
 import sys
 
 FOUND = 1
@@ -7,6 +8,8 @@ WRONG_USAGE = 2
 UNREADABLE = 3
 INTERRUPTED = 130
 
+_EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+"""What the system had no more of: room or descriptors."""
 
 _STATUS = {
     "JournalUnreadable": UNREADABLE,
@@ -48,6 +51,8 @@ def status_of(error: Exception) -> int:
         return complain(f"{error.format_message().rstrip('.')}{hint}")
     if isinstance(error, OSError) and error.filename is not None:
         return complain(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:  # it comes from a write, which knows no name
+        return complain(f"{error.strerror}; free some and try again", FOUND)
     raise error
 
 

@@ -7,9 +7,11 @@ and every statement is ours.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 from pathlib import Path
 
@@ -74,7 +76,8 @@ class ReadOnlyFile:
     def unreadable(self, error: Exception, after: int | None = None) -> JournalUnreadable:
         """The error for a failed statement, after the row that was read last."""
         place = "" if after is None else f" after row {after}"
-        return JournalUnreadable(self.path, f"it cannot be read{place} ({error})", "use `handoff verify`")
+        remedy = "use `handoff verify`, or `handoff salvage` for what is left"
+        return JournalUnreadable(self.path, f"it cannot be read{place} ({error})", remedy)
 
     def close(self) -> None:
         """Close the file, and remove the copy if there is one."""
@@ -83,12 +86,27 @@ class ReadOnlyFile:
             self._aside.cleanup()
 
 
+def check_is_file(path: Path, real: Path) -> None:
+    """Refuse what no journal can be: a folder, or what is opened or read without end, such as a pipe or a device.
+
+    Raises:
+        JournalUnreadable: there is no such file, or it is no ordinary one.
+    """
+    try:
+        mode = real.stat().st_mode
+    except OSError as error:
+        raise JournalUnreadable(path, error.strerror or str(error), "name a journal that exists") from error
+    if stat.S_ISDIR(mode):
+        raise JournalUnreadable(path, os.strerror(errno.EISDIR), "name a journal that exists")
+    if not stat.S_ISREG(mode):
+        raise JournalUnreadable(path, "it is a pipe or a device", "name a file")
+
+
 def _check_magic(path: Path, real: Path) -> None:
     """Refuse what is no SQLite database, in words that SQLite would not find."""
     if is_held_here(real):
         return
-    if real.exists() and not real.is_file() and not real.is_dir():  # opening a pipe would wait for its other end
-        raise JournalUnreadable(path, "it is a pipe or a device", "name a file")
+    check_is_file(path, real)
     try:
         with real.open("rb") as file:
             magic = file.read(len(_MAGIC))
@@ -132,9 +150,9 @@ def _state(real: Path) -> list[tuple[int, int] | None]:
     states: list[tuple[int, int] | None] = []
     for side in _SIDE_FILES:
         try:
-            stat = real.with_name(real.name + side).stat()
+            found = real.with_name(real.name + side).stat()
         except FileNotFoundError:
             states.append(None)
         else:
-            states.append((stat.st_size, stat.st_mtime_ns))
+            states.append((found.st_size, found.st_mtime_ns))
     return states

@@ -12,6 +12,7 @@ size (uint64), file digest (32 bytes), and SHA-256 over all that (32 bytes). Rea
 generation.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from pathlib import Path
 from attrs import frozen
 
 from handoff.journal.chain import DIGEST_BYTES, GENESIS
+from handoff.journal.errors import JournalUnreadable
 
 _MAGIC = b"HNDFRCPT"
 _VERSION = 1
@@ -111,12 +113,28 @@ def read_receipt(journal: Path) -> Receipt | None:
     Raises:
         OSError: the file is there but cannot be read.
     """
+    path = receipt_path(journal)
+    if path.exists() and not path.is_file():  # reading a pipe would wait for its other end
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
     try:
-        content = receipt_path(journal).read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     slots = (unpack_receipt(content[start : start + _SLOT_BYTES]) for start in (0, _SLOT_BYTES))
     return max((slot for slot in slots if slot is not None), key=lambda slot: slot.generation, default=None)
+
+
+def receipt_as_evidence(journal: Path) -> Receipt | None:
+    """The newest valid receipt of a journal that is examined, or None.
+
+    Raises:
+        JournalUnreadable: the receipt is there but cannot be read.
+    """
+    try:
+        return read_receipt(Path(os.path.realpath(journal)))
+    except OSError as error:
+        reason = f"its receipt cannot be read ({error.strerror})"
+        raise JournalUnreadable(journal, reason, "allow reading it") from error
 
 
 def file_digest(path: Path) -> tuple[int, bytes]:

@@ -9,6 +9,7 @@ is lost, a beginning that says so stands in its place. A run that has no end get
 """
 
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,8 @@ from handoff.journal.errors import JournalUnreadable
 from handoff.journal.event import event_from_row
 from handoff.journal.page_scan import PageScan
 from handoff.journal.port import Row
-from handoff.journal.read_only import SQLITE_ERRORS, ReadOnlyFile
-from handoff.journal.receipt import Receipt, read_receipt
+from handoff.journal.read_only import SQLITE_ERRORS, ReadOnlyFile, check_is_file
+from handoff.journal.receipt import Receipt, receipt_as_evidence
 from handoff.journal.row_codec import encode
 from handoff.journal.sync_journal import COMMIT_ROWS, SyncJournal
 from handoff.journal.terms import TERM_CODE, EndState, Kind
@@ -102,9 +103,8 @@ class _Wreck:
     _digests: dict[int, list[bytes]] = field(init=False, factory=lambda: defaultdict(list))
 
     def __attrs_post_init__(self) -> None:
-        if not self.path.exists():
-            raise JournalUnreadable(self.path, "there is no such file", "name a journal that exists")
-        self._receipt = read_receipt(self.path.resolve())
+        check_is_file(self.path, Path(os.path.realpath(self.path)))
+        self._receipt = receipt_as_evidence(self.path)
         readable = 0
         try:
             self._file = ReadOnlyFile(self.path)

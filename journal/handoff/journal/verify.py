@@ -28,7 +28,7 @@ from handoff.journal.errors import JournalUnreadable
 from handoff.journal.file_lock import is_held_here
 from handoff.journal.port import Row
 from handoff.journal.read_only import SQLITE_ERRORS, ReadOnlyFile
-from handoff.journal.receipt import Receipt, ReceiptState, file_digest, read_receipt
+from handoff.journal.receipt import Receipt, ReceiptState, file_digest, receipt_as_evidence
 from handoff.journal.schema import APPLICATION_ID, DECLARING, FORMAT_VERSION, schema_differences
 from handoff.journal.terms import TERMS
 from handoff.journal.verify_tables import GAP, DerivedTables, RunEnds
@@ -120,10 +120,7 @@ def verify_journal(path: Path | str) -> VerifyReport:
         JournalUnreadable: there is no such file, or nothing says that it was a journal.
     """
     path = Path(path)
-    try:
-        receipt = read_receipt(path.resolve())
-    except OSError as error:
-        raise JournalUnreadable(path, f"its receipt cannot be read ({error.strerror})", "allow reading it") from error
+    receipt = receipt_as_evidence(path)
     examination = _Examination(path, receipt)
     try:
         file = ReadOnlyFile(path)

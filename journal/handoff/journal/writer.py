@@ -26,7 +26,8 @@ from handoff.journal.chain import BLOCK_ROWS, GENESIS, Chain
 from handoff.journal.errors import JournalUnreadable
 from handoff.journal.event import COLUMNS
 from handoff.journal.file_lock import FileLock, ForkedWriter
-from handoff.journal.port import Row, RowStream
+from handoff.journal.port import JournalFailed, Row, RowStream
+from handoff.journal.read_only import check_is_file
 from handoff.journal.receipt import Durability, Receipt, ReceiptFile, ReceiptState, file_digest, read_receipt
 from handoff.journal.schema import (
     APPLICATION_ID,
@@ -68,6 +69,7 @@ class JournalFile:
         Raises:
             JournalBusy: another writer has it.
             JournalUnreadable: the file is no journal, or not one that can be continued.
+            JournalFailed: SQLite could not begin to write, as on a full disk.
             OSError: the folder cannot be written.
         """
         if sqlite3.sqlite_version_info < MINIMUM_SQLITE:
@@ -75,11 +77,17 @@ class JournalFile:
             raise RuntimeError(f"handoff needs SQLite {need} or later; this Python has {sqlite3.sqlite_version}")
         self.path = Path(os.path.realpath(path))
         self.durability = durability
+        self.last_seq = 0
+        if self.path.exists():  # an empty file is replaced, and a pipe or a device would look empty
+            check_is_file(Path(path), self.path)
         self.lock = FileLock(self.path)
         try:
             if not self.path.exists() or self.path.stat().st_size == 0:
                 _create(self.path, page_bytes)
             self._open()
+        except sqlite3.Error as error:
+            self.lock.release()
+            raise JournalFailed(self.last_seq, error) from error
         except BaseException:
             self.lock.release()
             raise
@@ -207,6 +215,9 @@ def _create(path: Path, page_bytes: int) -> None:
     try:
         connection.execute(f"PRAGMA page_size = {page_bytes}")
         create_schema(connection)
+    except sqlite3.Error:
+        new.unlink()
+        raise
     finally:
         connection.close()
     new.rename(path)
