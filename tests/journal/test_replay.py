@@ -209,6 +209,18 @@ def test_a_last_row_that_counts_wrong_diverges(wrong: dict[str, int]) -> None:
     assert difference.field == f"payload.{next(iter(wrong))}"
 
 
+def test_a_run_that_follows_another_is_not_counted_with_it() -> None:
+    journal = MemoryJournal()
+    journal.begin_run(tool="test", wall_ns=1)
+    open_handoff(journal, "h").proceed()
+    journal.end_run(EndState.FINISHED, 9.0)
+    journal.begin_run(tool="test", wall_ns=2)
+    journal.end_run(EndState.INTERRUPTED, 0.0, "SIGTERM")
+    report = replay(source_of(journal.events), Tier.FULL)
+    assert report.agrees, report.divergences
+    assert [run.name for run in report.runs] == [EndState.FINISHED, EndState.INTERRUPTED]
+
+
 def test_nothing_follows_a_runs_last_row() -> None:
     journal = a_whole_run()
     journal.annotate(Note("too late"), 10.0)

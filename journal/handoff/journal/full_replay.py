@@ -66,6 +66,7 @@ class FullReplay:
     _ahead: deque[Event] = field(factory=deque, init=False)
     _names: dict[int, str] = field(factory=dict, init=False)
     _crashed_handoffs: set[int] = field(factory=set, init=False)
+    _expected_seq: int = field(default=1, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._found = Findings(Tier.FULL, self.stop_after)
@@ -73,8 +74,11 @@ class FullReplay:
 
     def run(self) -> ReplayReport:
         """Read every row once, and re-execute every step."""
-        for group in self._groups(self._checked()):
+        for group in self._groups(self.source.events()):
             head = group[0]
+            for event in group:  # not as they are read: rows of the next run are read before the last one of this
+                self._check_number(event)
+                self._count(event)
             if head.actor is None:
                 self._declaration(head)
             else:
@@ -84,15 +88,6 @@ class FullReplay:
         return self._found.report(tuple(self._open_sessions))
 
     # -- rows into groups -----------------------------------------------------------------------------
-
-    def _checked(self) -> Iterator[Event]:
-        expected_seq = 1
-        for event in self.source.events():
-            if event.seq != expected_seq:
-                self._misnumbered(event, expected_seq)
-            expected_seq = event.seq + 1
-            self._count(event)
-            yield event
 
     def _groups(self, events: Iterator[Event]) -> Iterator[list[Event]]:
         """The rows group by group; `_ahead` holds the two rows after the group."""
@@ -125,7 +120,10 @@ class FullReplay:
         if self.on_row is not None and event.seq % 1024 == 0:
             self.on_row(event.seq)
 
-    def _misnumbered(self, event: Event, expected_seq: int) -> None:
+    def _check_number(self, event: Event) -> None:
+        expected_seq, self._expected_seq = self._expected_seq, event.seq + 1
+        if event.seq == expected_seq:
+            return
         if event.seq > expected_seq:
             lost = event.seq - expected_seq
             rows = f"row {expected_seq} is" if lost == 1 else f"rows {expected_seq} to {event.seq - 1} are"
