@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -343,3 +344,23 @@ def test_an_absent_folder_is_one_line(call: Call, tmp_path: Path) -> None:
     answer = call("record", scenario, "--journal", tmp_path / "run.db", "--per-request", tmp_path / "no" / "file")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err == f"error: {tmp_path / 'no' / 'file'}: No such file or directory\n"
+
+
+def test_a_port_that_is_taken_is_one_line_about_the_address(call: Call, tmp_path: Path) -> None:
+    scenario = tmp_path / "tiny.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        scenario.write_text(SMALL.replace("[live]", f"[live]\nport = {port}"))
+        answer = call("record", scenario, "--journal", tmp_path / "run.db")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: live.host, live.port = '127.0.0.1:{port}': expected an address")
+    assert answer.err.count("\n") == 1
+
+
+def test_figures_for_which_there_is_no_room_are_one_line(call: Call, tmp_path: Path) -> None:
+    scenario = tmp_path / "tiny.toml"
+    scenario.write_text(SMALL)
+    answer = call("record", scenario, "--journal", tmp_path / "run.db", "--report", "/dev/full")
+    assert answer.status == 1
+    assert answer.err == "error: No space left on device; free some and try again\n"
+    assert call("verify", tmp_path / "run.db").status == 0

@@ -9,7 +9,7 @@ from handoff.engines.clock import RunClock
 from handoff.engines.conductor_rows import RequestEnded
 from handoff.engines.engine_core import KvEvent
 from handoff.engines.engine_rows import EngineFinished
-from handoff.engines.engine_settings import EngineSettings
+from handoff.engines.engine_settings import EngineSettings, InvalidSetting
 from handoff.engines.faults import FaultPlan, PlannedFaults
 from handoff.engines.interception import no_faults
 from handoff.engines.live_cluster import LiveCluster
@@ -51,7 +51,7 @@ async def start_cluster(
         on_end: told of each request that has ended.
 
     Raises:
-        OSError: an address cannot be listened on.
+        InvalidSetting: an address cannot be listened on.
     """
     faults = PlannedFaults(FaultPlan(scenario.faults, scenario.seed), journal, clock, {})
     live = scenario.live
@@ -68,7 +68,12 @@ async def start_cluster(
     for number in range(scenario.cluster.num_prefill_workers):
         worker = _prefill_worker(nursery, cluster, number)
         prefill.append(worker)
-        await worker.start(nursery, live.host, live.port and live.port + number, _max_sessions(scenario))
+        port = live.port and live.port + number
+        try:
+            await worker.start(nursery, live.host, port, _max_sessions(scenario))
+        except OSError as error:
+            expected = f"an address that this machine can listen on ({error.strerror})"
+            raise InvalidSetting("live.host, live.port", f"{live.host}:{port}", expected) from error
     decode += (_decode_worker(nursery, cluster, number) for number in range(scenario.cluster.num_decode_workers))
     return cluster
 

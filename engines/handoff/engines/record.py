@@ -125,7 +125,7 @@ class Recording:
 
         Raises:
             JournalFailed: the journal could not be written any more; handoffs were cleaned up all the same.
-            OSError: a server could not listen.
+            InvalidSetting: a server could not listen.
         """
         self._clock = RunClock()
         self._collector = Collector(self.sink)
@@ -230,7 +230,8 @@ def record_scenario(
     Raises:
         TraceError: the scenario's trace cannot be read or used.
         JournalFailed: the journal could not be written any more; handoffs were cleaned up all the same.
-        JournalBusy, JournalUnreadable, OSError: the file cannot be written to, or a server could not listen.
+        JournalBusy, JournalUnreadable, OSError: the file cannot be written to.
+        InvalidSetting: a server could not listen.
     """
     workload = load_workload(scenario)
     journal = Journal.create(journal_path, durability=durability)
