@@ -21,6 +21,7 @@ from handoff.cli.app import run
 from handoff.cli.ladder_view import ladder_view
 from handoff.cli.list_view import list_view
 from handoff.journal.chronicle import chronicles
+from handoff.journal.durable_journal import Journal
 from handoff.journal.handoff_list import list_handoffs
 from handoff.journal.reader import JournalReader
 from handoff.journal.sync_journal import SyncJournal
@@ -355,6 +356,23 @@ def test_a_port_that_is_taken_is_one_line_about_the_address(call: Call, tmp_path
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith(f"error: live.host, live.port = '127.0.0.1:{port}': expected an address")
     assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_anyone_listens_stops_the_run_in_order(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def report_durable(_journal: Journal, _descriptor: int) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Journal, "report_durable", report_durable)
+    scenario, journal = tmp_path / "tiny.toml", tmp_path / "run.db"
+    scenario.write_text(SMALL)
+    answer = call("record", scenario, "--journal", journal, "--report-durable", 1)
+    assert answer.status == 130, answer.err
+    assert f"reason: {number.name}" in answer.out
+    assert call("verify", journal).status == 0
+    assert call("replay", journal, "--tier", "full").status == 0
 
 
 def test_figures_for_which_there_is_no_room_are_one_line(call: Call, tmp_path: Path) -> None:

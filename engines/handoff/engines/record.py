@@ -6,9 +6,10 @@ down, and has the grace period to clean up. A second one ends the run at once. E
 that the run was interrupted and which handoffs were still inside a worker.
 """
 
+import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ class Recording:
                     raise
 
     async def _listen_for_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(*self.interrupted_by) as signals:
+        with trio.open_signal_receiver(*self.interrupted_by) as signals, _let_through(self.interrupted_by):
             task_status.started()
             first = True
             async for number in signals:
@@ -234,13 +235,34 @@ def record_scenario(
         InvalidSetting: a server could not listen.
     """
     workload = load_workload(scenario)
-    journal = Journal.create(journal_path, durability=durability)
-    if report_durable_fd is not None:
-        journal.report_durable(report_durable_fd)
-    recording = Recording(
-        scenario, journal, workload.source, workload.names, workload.trace_digest, grace_s, sink, progress
-    )
-    return trio.run(_record_and_close, recording, journal)
+    with _held_back(INTERRUPTING):
+        journal = Journal.create(journal_path, durability=durability)
+        if report_durable_fd is not None:
+            journal.report_durable(report_durable_fd)
+        recording = Recording(
+            scenario, journal, workload.source, workload.names, workload.trace_digest, grace_s, sink, progress
+        )
+        return trio.run(_record_and_close, recording, journal)
+
+
+@contextlib.contextmanager
+def _held_back(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Let signals wait while the journal is open and nobody takes them as inputs: at the start, and as it closes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _let_through(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Take what `_held_back` kept, and what comes meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def _record_and_close(recording: Recording, journal: Journal) -> RecordReport:
