@@ -2,15 +2,18 @@
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from attrs import evolve
+from attrs import define, evolve
 from live_runs import LiveRun, record_in_memory, run_scenario, sessions, small_scenario
 from recorded_steps import replay_of
 
-from handoff.engines.workload import Session, Turn
+from handoff.engines.record import Recording, RecordReport
+from handoff.engines.scenario import Scenario
+from handoff.engines.workload import Session, SessionSource, Turn
 from handoff.journal.port import JournalFailed, MemoryJournal
 from handoff.journal.terms import EndState
 from handoff.journal.vocabulary import Seq, TerminalStatus
@@ -157,3 +160,55 @@ def test_a_lost_journal_stops_the_run_and_everything_is_cleaned_up_all_the_same(
             assert worker.engine.driver.machine.core.is_empty
 
     trio.run(main, clock=trio.testing.MockClock(rate=50.0))
+
+
+@define
+class StoppingJournal(MemoryJournal):
+    """Stops the run while it waits for room, as a signal might."""
+
+    recording: Any = None
+
+    async def room(self) -> None:
+        cluster = getattr(self.recording, "cluster", None)
+        if cluster is not None:  # the workers ask for room before they are a cluster
+            cluster.stop("SIGTERM")
+
+
+def recording_of(scenario: Scenario, workload: list[Session], journal: Any) -> Recording:
+    source = SessionSource(workload, None)
+    return Recording(scenario, journal, source, lambda turn: turn.blocks, interrupted_by=())
+
+
+def test_a_stop_while_waiting_for_room_lets_nothing_arrive() -> None:
+    journal = StoppingJournal()
+    journal.recording = recording_of(small_scenario(), sessions(4), journal)
+    report = trio.run(journal.recording.run)
+    assert report.state is EndState.INTERRUPTED
+    assert "handoff_opened" not in {event.kind for event in journal.events}
+
+
+def test_a_stop_ends_what_a_router_still_queues() -> None:
+    scenario = small_scenario(router_mode="kv_router")
+    queueing = evolve(scenario.cluster.kv_router, router_queue_threshold=0.0)
+    scenario = evolve(scenario, cluster=evolve(scenario.cluster, kv_router=queueing))
+    journal = MemoryJournal()
+
+    def count(kind: str) -> int:
+        return sum(event.kind == kind for event in journal.events)
+
+    async def main() -> RecordReport:
+        recording = recording_of(scenario, sessions(4, gap_ms=0.0), journal)
+
+        async def stop() -> None:
+            while count("request_arrived") < 4:
+                await trio.lowlevel.checkpoint()
+            recording.cluster.stop("SIGTERM")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            return await recording.run()
+
+    report = trio.run(main)
+    assert report.state is EndState.INTERRUPTED
+    assert not report.inside
+    assert count("request_routed") < count("request_arrived") == count("request_ended") == 4

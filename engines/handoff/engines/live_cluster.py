@@ -94,6 +94,7 @@ class LiveCluster:
     stopped: str | None = field(default=None, init=False)
     _conductor: StepWriter[Conductor] = field(init=False)
     _underway: dict[int, Underway] = field(factory=dict, init=False)
+    _routed: set[int] = field(factory=set, init=False)
     _arrived: int = field(default=0, init=False)
     _begun_ms: float = field(default=0.0, init=False)
     _changed: trio.Event = field(factory=trio.Event, init=False)
@@ -122,10 +123,14 @@ class LiveCluster:
             await self._bring_arrivals()
 
     def stop(self, reason: str) -> None:
-        """Let nothing more arrive, and have every session clean up."""
+        """Let nothing more arrive, end what a router still queues, and have every session clean up."""
         if self.stopped is None:
             self.stopped = reason
             self._offer(ConductorStopped(reason))
+            nowhere = Served(error=f"the run was stopped before it was routed: {reason}", entered=False)
+            for handoff, underway in list(self._underway.items()):
+                if handoff not in self._routed:
+                    self._end(handoff, underway, nowhere, nowhere)
             for worker in (*self.prefill, *self.decode):
                 worker.permits.close()
             self.context.shutdown.set()
@@ -158,6 +163,8 @@ class LiveCluster:
                         await self._changed.wait()
                     continue
                 await self.context.journal.room()
+                if self.stopped is not None:
+                    return  # told to stop while waiting for room: nothing more arrives
                 for arrival in self.workload.take_ready(min(clock.now_ms() - self._begun_ms, limit_ms)):
                     self._arrive(arrival)
         except JournalFailed as lost:
@@ -197,6 +204,7 @@ class LiveCluster:
             routed = entry.value
             assert isinstance(routed, RequestRouted)
             assert self._requests is not None
+            self._routed.add(routed.handoff)
             self.records.routed(routed, cache_aware=self.watches_caches)
             self._requests.start_soon(self._serve, routed, row, name=f"handoff {routed.handoff}")
 
@@ -207,7 +215,7 @@ class LiveCluster:
         ticket = Ticket(routed.handoff, underway.identity, routed, row, underway.canceled)
         interference = self.faults.intercept(InterceptionPoint.REQUEST, "", underway.identity.handoff_id)
         prefill, decode = await self._with_interference(ticket, interference)
-        self._end(ticket, underway, prefill, decode)
+        self._end(routed.handoff, underway, prefill, decode)
 
     async def _with_interference(self, ticket: Ticket, interference: Interference) -> tuple[Served, Served]:
         """Serve a request that a fault may have struck on its way to the workers."""
@@ -257,11 +265,11 @@ class LiveCluster:
             nursery.start_soon(on, self.decode[ticket.routed.decode], "decode")
         return served["prefill"], served["decode"]
 
-    def _end(self, ticket: Ticket, underway: Underway, prefill: Served, decode: Served) -> None:
+    def _end(self, handoff: int, underway: Underway, prefill: Served, decode: Served) -> None:
         record = underway.record
         end = RequestEnded(
-            ticket.handoff,
-            _status(prefill, decode, canceled=self.stopped is not None or ticket.cancel.is_set),
+            handoff,
+            _status(prefill, decode, canceled=self.stopped is not None or underway.canceled.is_set),
             record.output_tokens,
             record.first_token_ms,
             record.second_token_ms,
@@ -269,7 +277,8 @@ class LiveCluster:
             _first_error(prefill, decode),
         )
         now_ms = self.context.clock.now_ms()
-        del self._underway[ticket.handoff]
+        del self._underway[handoff]
+        self._routed.discard(handoff)
         del self.faults.handoffs[underway.identity.handoff_id]
         self.records.ended(end, now_ms)
         self.workload.on_end(underway.arrival, end.name, now_ms - self._begun_ms)
