@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import socket
@@ -257,6 +258,42 @@ def test_ctrl_c_is_status_130_and_no_traceback(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=30)
     journal.close()
     assert (process.returncode, out, err) == (130, "", "")
+
+
+def run_apart(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "handoff", *map(str, arguments)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+
+
+def test_a_closed_standard_output_is_no_error(journal: Path) -> None:
+    done = run_apart("list", journal, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_has_had_enough_is_no_finding(journal: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run_apart("export", journal, "--format", "jsonl", stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("descriptor", [-1, 977, 10**30])
+def test_durable_rows_are_reported_to_a_descriptor_that_can_be_written(
+    call: Call, tmp_path: Path, descriptor: int
+) -> None:
+    answer = call("record", "nothing.toml", "--journal", tmp_path / "run.db", "--report-durable", descriptor)
+    assert answer.status == 2
+    assert "open for writing" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_trace_without_an_end_is_refused(call: Call, tmp_path: Path) -> None:
+    scenario = tmp_path / "endless.toml"
+    scenario.write_text('[workload]\ntrace = "/dev/zero"\n')
+    answer = call("record", scenario, "--journal", tmp_path / "run.db")
+    assert answer.status == 2
+    assert "the trace is a pipe or a device" in answer.err
 
 
 def test_salvage_keeps_what_is_proved_and_says_what_is_lost(call: Call, journal: Path, tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ def test_every_table_reaches_its_value() -> None:
         ("max_in_flight = 4", "max_in_flight = 0", ["line 8", "workload.max_in_flight = 0", "at least 1"]),
         ("port = 0", "port = 70000", ["line 33", "live.port = 70000", "0 to 65535"]),
         ('"drop"', '"drip"', ["line 38", "fault.do", '"drop" (did you mean']),
+        (
+            "num_prefill_workers = 2",
+            "num_prefill_workers = 100000000000",
+            ["cluster.num_prefill_workers", "from 1 to 65536"],
+        ),
         ("outcome:activate_destination", "outcome:applied", ["line 37", "fault.on", "outcome: and"]),
         ("outcome:activate", "outcome:activ8", ["line 37", "fault.on", '"activate_destination" (did you mean']),
         ('do = "delay"\n', 'do = "delay"\nhandoff = 0\n', ["line 44", "fault.handoff = 0", "from 1"]),

@@ -117,6 +117,8 @@ def run(arguments: Sequence[str]) -> int:
         outcome = app(list(arguments), prog_name="handoff", standalone_mode=False)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit:  # only a reader that has had enough, as in `| head`, is answered so: all is well
+        return 0
     except Exception as error:  # noqa: BLE001 - what is ours is raised again
         return status_of(error)
     return outcome if isinstance(outcome, int) else 0

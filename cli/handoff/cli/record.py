@@ -1,7 +1,9 @@
 """`handoff record`: run live handoffs and journal them."""
 
 import contextlib
+import fcntl
 import json as json_text
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,6 +53,7 @@ def record(
     A first Ctrl-C lets everything in progress clean up, a second one ends at once; either way the journal says so.
     Exits 0 when every handoff has a recorded end, whatever the end was.
     """
+    _check_descriptor(report_durable)
     loaded = load_scenario(scenario)
     with _request_writer(per_request) as sink, watching("recording", quiet=json) as tell:
         outcome = record_scenario(
@@ -71,6 +74,18 @@ def record(
     status = _status(outcome, require_success=require_success)
     if status:
         raise typer.Exit(status)
+
+
+def _check_descriptor(descriptor: int | None) -> None:
+    """Refuse a descriptor that nothing can be written to, before anything is recorded."""
+    if descriptor is None:
+        return
+    try:
+        writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except (OSError, ValueError, OverflowError):
+        writable = False
+    if not writable:
+        raise typer.BadParameter(f"--report-durable {descriptor}: name a descriptor that is open for writing")
 
 
 def _status(outcome: RecordReport, *, require_success: bool) -> int:

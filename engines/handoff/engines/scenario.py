@@ -89,6 +89,9 @@ class FaultDeed(StrEnum):
     TIMEOUT = "timeout"
 
 
+MAX_WORKERS = 65_536
+"""Workers of a pool; far more than anybody runs, and few enough that all can be built."""
+
 FRAME_NAMES = (
     "register",
     "registered",
@@ -338,8 +341,9 @@ class Cluster:
             "trtllm",
             "vllm or sglang: disaggregated handoff does not support TRT-LLM",
         )
-        _require(self.num_prefill_workers >= 1, "num_prefill_workers", self.num_prefill_workers, "at least 1")
-        _require(self.num_decode_workers >= 1, "num_decode_workers", self.num_decode_workers, "at least 1")
+        expected = f"from 1 to {MAX_WORKERS}"
+        for key in ("num_prefill_workers", "num_decode_workers"):
+            _require(1 <= getattr(self, key) <= MAX_WORKERS, key, getattr(self, key), expected)
 
 
 @frozen

@@ -10,6 +10,7 @@ from handoff.engines.length_traces import load_bailian, load_csv
 from handoff.engines.mooncake import load_mooncake
 from handoff.engines.scenario import Scenario, TraceFormat
 from handoff.engines.synthetic import synthetic_sessions
+from handoff.engines.trace_error import TraceError
 from handoff.engines.trace_transforms import transformed
 from handoff.engines.workload import Session, SessionSource, Turn
 
@@ -61,6 +62,8 @@ def load_workload(scenario: Scenario) -> LoadedWorkload:
 def _trace(scenario: Scenario) -> Sequence[Session]:
     workload, path = scenario.workload, scenario.trace_path
     assert path is not None
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise TraceError(str(path), None, "", None, "the trace is a pipe or a device, which may never end: name a file")
     match workload.trace_format:
         case TraceFormat.MOONCAKE:
             by_time = workload.concurrency is None
